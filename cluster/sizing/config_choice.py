@@ -80,10 +80,10 @@ def config_source(target: ServeTarget | None, name: str | None) -> ConfigSource:
 
 
 def _as_arguments(target: ServeTarget | None) -> str:
-    """What the command was given, in a form to copy."""
+    """What the command was given, in a form to copy, but for secrets."""
     if target is None:
         return ""
-    given = target.arguments() if isinstance(target, RepositoryFlags) else [str(target)]
+    given = target.arguments(hides_secrets=True) if isinstance(target, RepositoryFlags) else [str(target)]
     return f" {shlex.join(given)}"
 
 

@@ -25,6 +25,7 @@ from slipstream.workers.models.directory.json_keys import ModelError
 
 # In a checkout `models/` at its top; in a wheel `slipstream/models/`.
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "slipstream-demo"
+OWNERS = 0o600  # the mode of a file that only its owner can read
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -39,9 +40,11 @@ class ChosenConfig:
     lines: list[str]
 
     def write(self, path: Path) -> None:
-        """Raises ConfigError."""
+        """For its owner alone: there may be secrets in it. Raises ConfigError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=OWNERS)
+            path.chmod(OWNERS)
             path.write_text(self.text, encoding="utf-8")
         except OSError as error:
             raise ConfigError([f"{path} cannot be written: {error.strerror or error}"]) from None

@@ -19,13 +19,14 @@ class Flag:
     """`name` is without dashes. `setting` is the key of the configuration that the value goes to, multiplied by
     `scale`; "": `flag_settings` knows what it stands for, or it has no effect, for the reason `without_effect`. One
     that is `refused` for a reason may be given with a value of false. A flag that `is_repeated` may be given several
-    times. `help` is shown for the flags that scripts use most."""
+    times. The value of one that `has_secret` ends with `=SECRET`. `help` is shown for flags that scripts use often."""
 
     name: str
     kind: FlagKind = "text"
     setting: str = ""
     scale: float = 1.0
     is_repeated: bool = False
+    has_secret: bool = False
     without_effect: str = ""
     refused: str = ""
     help: str = ""

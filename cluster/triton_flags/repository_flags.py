@@ -15,6 +15,7 @@ from slipstream.cluster.triton_flags.flag_settings import Settings, remarks_abou
 from slipstream.cluster.triton_flags.flag_table import BY_NAME, FLAGS
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 
+HIDDEN = "VALUE"  # in the place of a secret
 PARAMETERS: dict[FlagKind, click.ParamType[Any]] = {
     "text": click.STRING,
     "number": click.INT,
@@ -48,12 +49,10 @@ class RepositoryFlags:
     def paths(self) -> list[str]:
         return [str(path) for name in ("model-repository", "model-store") for path in self.given.get(name, ())]
 
-    def arguments(self) -> list[str]:
+    def arguments(self, *, hides_secrets: bool = False) -> list[str]:
         """The flags as a command line has them."""
         return [
-            f"--{name}" if BY_NAME[name].kind == "bare" else f"--{name}={_shown(value)}"
-            for name, values in self.given.items()
-            for value in values
+            _argument(BY_NAME[name], value, hides_secrets) for name, values in self.given.items() for value in values
         ]
 
     def settings(self) -> Settings:
@@ -76,6 +75,15 @@ class RepositoryFlags:
 
     def __str__(self) -> str:
         return " ".join(self.paths)
+
+
+def _argument(flag: Flag, value: FlagValue, hides_secrets: bool) -> str:
+    if flag.kind == "bare":
+        return f"--{flag.name}"
+    shown = _shown(value)
+    if flag.has_secret and hides_secrets:
+        shown = f"{shown.partition('=')[0]}={HIDDEN}"
+    return f"--{flag.name}={shown}"
 
 
 def _shown(value: FlagValue) -> str:

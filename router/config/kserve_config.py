@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -40,7 +41,7 @@ class RestrictedApis:
 @dataclass(frozen=True, slots=True)
 class KServeHttpConfig:
     """KServe v2 at the port of the router's HTTP API. A body of JSON, and each tensor in it, has at most
-    `max_input_bytes`. Headers whose name matches `forward_headers`, a regular expression, become parameters of the
+    `max_input_bytes`. Headers in whose name `forward_headers`, a regular expression, is found become parameters of the
     request."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -53,6 +54,7 @@ class KServeHttpConfig:
     def __post_init__(self) -> None:
         if self.max_input_bytes < 1:
             raise ValueError(f"max_input_bytes must be at least 1, got {self.max_input_bytes}")
+        _check_pattern(self.forward_headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class GrpcTlsConfig:
 @dataclass(frozen=True, slots=True)
 class KServeGrpcConfig:
     """KServe v2 over gRPC. `port` 0: any free port; null: no gRPC. `host` null: that of the router's HTTP API. Metadata
-    whose key matches `forward_headers` become parameters of the request."""
+    in whose key `forward_headers` is found become parameters of the request."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -95,6 +97,7 @@ class KServeGrpcConfig:
 
     def __post_init__(self) -> None:
         _check_port(self.port)
+        _check_pattern(self.forward_headers)
         for key in ("keepalive_s", "keepalive_timeout_s", "max_connection_age_s"):
             value = getattr(self, key)
             if value is not None and not 0 < value < MAX_PING_S:
@@ -136,3 +139,10 @@ class TensorMetricsConfig:
 def _check_port(port: int | None) -> None:
     if port is not None and not 0 <= port < 65536:
         raise ValueError(f"port must be a port number (0: a free one) or null, got {port}")
+
+
+def _check_pattern(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"forward_headers must be a regular expression, got {text!r}: {error}") from None

@@ -137,6 +137,8 @@ class RequestReader:
         if self._arriving.filled(num_bytes):
             self._append_request(self._arriving.keep_alive)
             self._parser = httptools.HttpRequestParser(self)  # the one before still waits for the body
+        elif not self._arriving.make_room():
+            self.refuse(no_room_for(self._arriving))
         return self.take()
 
     def refuse(self, error: HttpError) -> None:
@@ -286,9 +288,14 @@ class RequestReader:
                 raise self._fail(error) from None
             if place is not None:
                 self._arriving = ArrivingBody(place, self._parser.should_keep_alive())
+                self._make_room(self._arriving, 1)
                 return
         if body_bytes > self._max_body_bytes:
             raise self._fail(self._body_too_large())
+
+    def _make_room(self, arriving: ArrivingBody, num_bytes: int) -> None:
+        if not arriving.make_room(num_bytes):
+            raise self._fail(no_room_for(arriving))
 
     def _check_transfer_codings(self, listed: bytes, version: str) -> None:
         if version == "1.0":  # perhaps a proxy that has passed on what it does not know (RFC 9112, 6.1)
@@ -310,6 +317,7 @@ class RequestReader:
             self._chunk_bytes += len(part)
         self.expects_continue = False
         if self._arriving is not None:
+            self._make_room(self._arriving, len(part))
             self._arriving.put(part)
             return
         if not self._body and not self._whole_body:
@@ -380,3 +388,8 @@ def joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     for name, value in headers:
         values[name] = values[name] + b", " + value if name in values else value
     return values
+
+
+def no_room_for(body: ArrivingBody) -> HttpError:
+    text = f"There is no memory for a body of {body.num_bytes} bytes."
+    return HttpError(503, text, code="memory_full", headers=(("retry-after", "1"),))

@@ -11,6 +11,7 @@ from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
 
 UNLOADED = "unloaded"
+MAX_VERSION_DIGITS = 19  # of a number of 64 bits
 Runtime = TypeVar("Runtime")
 
 
@@ -128,7 +129,7 @@ def version_of(text: str) -> str:
     """A version as clients name it, "" for the highest one. Raises InferError."""
     if not text or text == "-1":
         return ""
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_VERSION_DIGITS):
         message = (
             f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
             "integral value > 0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +14,28 @@ from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.tensor import RegionSlice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class ClientFile:
-    """All of a file in /dev/shm. The memory stays mapped for as long as something refers to it."""
+    """All of a file in /dev/shm. The memory stays mapped, and the file open, for as long as something refers to it."""
 
     key: str
     memory: mmap.mmap
     view: memoryview
+    descriptor: int
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, os.close, self.descriptor)
 
     @property
     def num_bytes(self) -> int:
         """How long the file is now: to touch what its owner has cut off would end this process."""
         return self.memory.size()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Harmless where the owner has cut the file off, which a write to `view` is not. Raises OSError."""
+        while data:
+            num_written = os.pwrite(self.descriptor, data, offset)
+            data, offset = data[num_written:], offset + num_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +107,7 @@ class ClientRegions:
             raise unusable from error
         try:
             memory = mmap.mmap(fd, 0)
-            return ClientFile(name, memory, memoryview(memory))
         except (OSError, ValueError) as error:  # ValueError: it is empty
-            raise InferError(f"Invalid shared memory region: '{key}'", InferErrorCode.INTERNAL) from error
-        finally:
             os.close(fd)
+            raise InferError(f"Invalid shared memory region: '{key}'", InferErrorCode.INTERNAL) from error
+        return ClientFile(name, memory, memoryview(memory), fd)

@@ -23,7 +23,7 @@ class RegionPoolFull(RuntimeError):  # noqa: N818 - names the condition
 
 
 class RegionLease:
-    """A place in the pool's memory, from `RegionPool.allocate` until `release`."""
+    """A place in the pool's memory, from `RegionPool.allocate` or `promise` until `release`."""
 
     __slots__ = ("_num_units", "_pool", "_start_unit", "num_bytes", "offset")
 
@@ -44,6 +44,15 @@ class RegionLease:
         """Its bytes, to be written."""
         return self._held_by.region.view[self.offset : self.offset + self.num_bytes]
 
+    def grow(self, num_bytes: int) -> bool:
+        """Makes the memory of the first `num_bytes` of a place that was promised. False: there is none."""
+        end = -(-(self.offset + num_bytes) // UNIT_BYTES)
+        try:
+            self._held_by.reserve(self._start_unit, end)
+        except OSError:
+            return False
+        return True
+
     def slice_of(self, offset: int, num_bytes: int) -> RegionSlice:
         """A part of the place; `offset` counts from its beginning. Raises ValueError if it reaches beyond the end."""
         if offset < 0 or num_bytes < 0 or offset + num_bytes > self.num_bytes:
@@ -55,6 +64,11 @@ class RegionLease:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.take_back(self._start_unit, self._num_units)
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """The first one, and the one after the last."""
+        return self._start_unit, self._start_unit + self._num_units
 
     @property
     def _held_by(self) -> RegionPool:
@@ -86,7 +100,9 @@ class RegionPool:
         self._file: SharedFile | None = None
         self._num_leases = 0
         self._leased_units = 0
+        self._exists = bytearray(self._free.size)  # for each unit, whether the file has memory for it
         self._reserved_units = 0
+        self._reserved_end = 0  # nothing exists from here on
         self._peak_end = 0  # the highest end of a place since the last `trim`
         self._is_closed = False
 
@@ -104,6 +120,16 @@ class RegionPool:
     def allocate(self, num_bytes: int, head_bytes: int = 0) -> RegionLease:
         """A place of `num_bytes`, whose byte `head_bytes` is at a multiple of 64: there begin the tensors of a body
         with a head of that length. Raises RegionPoolFull."""
+        lease = self.promise(num_bytes, head_bytes)
+        try:
+            self.reserve(*lease.units)
+        except OSError as error:
+            lease.release()
+            raise RegionPoolFull(f"no room for {num_bytes} bytes in {SHM}: {error.strerror}") from error
+        return lease
+
+    def promise(self, num_bytes: int, head_bytes: int = 0) -> RegionLease:
+        """The same without memory: `grow` makes it, before anything is written. Raises RegionPoolFull."""
         shift = -head_bytes % ALIGNMENT_BYTES
         num_units = max(1, -(-(shift + num_bytes) // UNIT_BYTES))
         start = self._free.take(num_units)
@@ -113,7 +139,7 @@ class RegionPool:
                 f"{self._free.size * UNIT_BYTES} bytes are in use"
             )
         try:
-            self._reserve_until(start + num_units)
+            self._make_file()
         except OSError as error:
             self._free.give(start, num_units)
             raise RegionPoolFull(f"no room for {num_bytes} bytes in {SHM}: {error.strerror}") from error
@@ -127,12 +153,27 @@ class RegionPool:
         self._num_leases -= 1
         self._leased_units -= num_units
 
+    def reserve(self, begin: int, end: int) -> None:
+        """Makes the memory of these units, where there is none. Raises OSError."""
+        self._peak_end = max(self._peak_end, end)
+        first = self._exists.find(0, begin, end)
+        if first < 0:
+            return
+        assert self._file is not None, "a lease has made it"
+        end = min(max(end, first + GROWTH_UNITS), self._free.size)
+        self._file.reserve(first * UNIT_BYTES, (end - first) * UNIT_BYTES)
+        self._reserved_units += self._exists.count(0, first, end)
+        self._exists[first:end] = b"\1" * (end - first)
+        self._reserved_end = max(self._reserved_end, end)
+
     def trim(self) -> None:
         """Gives memory that was not used since the last call back to the machine. To be called now and then."""
-        end = max(self._peak_end, self._free.used_end)
-        if end < self._reserved_units:
-            self.region.drop_pages(end * UNIT_BYTES, (self._reserved_units - end) * UNIT_BYTES)
-            self._reserved_units = end
+        begin, end = max(self._peak_end, self._free.used_end), self._reserved_end
+        if begin < end:
+            self.region.drop_pages(begin * UNIT_BYTES, (end - begin) * UNIT_BYTES)
+            self._reserved_units -= self._exists.count(1, begin, end)
+            self._exists[begin:end] = bytes(end - begin)
+            self._reserved_end = begin
         self._peak_end = self._free.used_end
 
     @property
@@ -158,15 +199,9 @@ class RegionPool:
     ) -> None:
         self.close()
 
-    def _reserve_until(self, end: int) -> None:
-        self._peak_end = max(self._peak_end, end)
-        if end > self._reserved_units:
-            if self._file is None:
-                self._file = SharedFile(f"{PREFIX}{secrets.token_hex(8)}-router", self._free.size * UNIT_BYTES)
-            end = min(max(end, self._reserved_units + GROWTH_UNITS), self._free.size)
-            first = self._reserved_units * UNIT_BYTES
-            self._file.reserve(first, end * UNIT_BYTES - first)
-            self._reserved_units = end
+    def _make_file(self) -> None:
+        if self._file is None:
+            self._file = SharedFile(f"{PREFIX}{secrets.token_hex(8)}-router", self._free.size * UNIT_BYTES)
 
 
 def default_limit_bytes() -> int:

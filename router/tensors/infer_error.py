@@ -41,7 +41,8 @@ class FailureReason(Enum):
 
 
 class InferError(Exception):
-    """The end of a tensor request, or the refusal of another call of the tensor API."""
+    """The end of a tensor request, or the refusal of another call of the tensor API. What is no Unicode in the message,
+    a lone surrogate from the name of a file, is written out: no answer can carry it."""
 
     def __init__(
         self,
@@ -49,6 +50,8 @@ class InferError(Exception):
         code: InferErrorCode = InferErrorCode.INVALID_ARG,
         reason: FailureReason = FailureReason.OTHER,
     ) -> None:
+        if not message.isascii():
+            message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
         self.code = code

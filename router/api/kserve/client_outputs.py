@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.router.api.kserve.classification import classified
+from slipstream.router.tensor_memory.client_regions import ClientFile
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferResponse, RequestedOutput
 from slipstream.router.tensors.model_spec import ModelSpec
@@ -55,4 +56,12 @@ def _put(output: Tensor, place: RegionSlice) -> None:
     data = output.data
     if isinstance(data, RegionSlice) and data.region.key == place.region.key and data.offset == place.offset:
         return
-    place.view[:num_bytes] = output.view
+    file = place.region
+    assert isinstance(file, ClientFile), "clients name regions of their own"
+    invalid = InferError(f"Invalid shared memory region: '{file.key}'", InferErrorCode.INTERNAL)
+    if file.num_bytes < place.offset + num_bytes:
+        raise invalid
+    try:
+        file.write(place.offset, output.view)
+    except OSError as error:
+        raise invalid from error

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.router.batching.scheduler import QueuedRequest
 from slipstream.router.infer.requests.request_record import InferRecord
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
+
+log = logging.getLogger(__name__)
 
 
 class Canceller(Protocol):
@@ -45,7 +48,12 @@ class ActiveRequest(QueuedRequest):
             return
         self.num_responses += 1
         self.has_ended = is_final
-        self.receiver.respond(response, is_final=is_final)
+        try:
+            self.receiver.respond(response, is_final=is_final)
+        except Exception as error:  # which must not take the other requests of the batch with it
+            log.exception("a response of model %s cannot be given on", self.request.model)
+            self.has_ended = True
+            self.receiver.fail(InferError(f"the response cannot be given on: {error}", InferErrorCode.INTERNAL))
 
     def complete(self) -> bool:
         """Ends it without a further response. Returns whether it had not ended."""

@@ -13,6 +13,7 @@ from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec
 from slipstream.router.tensors.tensor import Tensor
 
 LENGTH = struct.Struct("<I")  # before each element of BYTES
+MAX_UNEQUAL_TEXTS = 1 << 20  # elements of BYTES are counted one by one, 0.1 s for so many, unless all are equally long
 BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -35,10 +36,12 @@ class RequestCheck:
     def check(self, request: InferRequest) -> int:
         """The number of rows of a request, 1 if the model does not batch. Inputs get the shapes that the model sees.
         Raises InferError INVALID_ARG."""
+        inputs = request.inputs
+        if len(inputs) > 1 and len({tensor.name for tensor in inputs}) < len(inputs):
+            raise InferError(f"{request_prefix(request)}input '{repeated(inputs)}' already exists in request")
         for output in request.requested:
             if output.name not in self._output_names:
                 raise InferError(f"unexpected inference output '{output.name}' for model '{self._model}'")
-        inputs = request.inputs
         if not len(self._required) <= len(inputs) <= len(self._inputs):
             raise InferError(f"{request_prefix(request)}{self._wrong_number(inputs)}")
         for tensor in inputs:
@@ -151,7 +154,15 @@ class InputCheck:
 
     def _wrong_elements(self, tensor: Tensor) -> str | None:
         view, expected = tensor.view, tensor.num_elements
+        if are_equally_long(view, expected):
+            return None
         where = f"for inference input '{tensor.name}' for model '{self._model}'"
+        if expected > MAX_UNEQUAL_TEXTS:
+            return f"too many string elements {expected} {where}, at most {MAX_UNEQUAL_TEXTS} if their lengths differ"
+        return None if are_well_formed(view, expected) else self._wrong_text(view, expected, where)
+
+    @staticmethod
+    def _wrong_text(view: memoryview, expected: int, where: str) -> str | None:
         position, num_elements, end = 0, 0, len(view)
         while position < end:
             if end - position < LENGTH.size:
@@ -171,6 +182,40 @@ class InputCheck:
         if num_elements != expected:
             return f"expected {expected} string elements {where}, got {num_elements}"
         return None
+
+
+def are_equally_long(view: memoryview, num_elements: int) -> bool:
+    """Whether `view` has so many elements of BYTES, more than one and all of the same length."""
+    if num_elements < 2 or len(view) % num_elements:
+        return False
+    stride = len(view) // num_elements
+    if stride < LENGTH.size:
+        return False
+    length = LENGTH.pack(stride - LENGTH.size)
+    return all(
+        view[index::stride].tobytes() == length[index : index + 1] * num_elements for index in range(LENGTH.size)
+    )
+
+
+def are_well_formed(view: memoryview, num_elements: int) -> bool:
+    """Whether `view` has so many elements of BYTES."""
+    position = 0
+    try:
+        for _ in range(num_elements):
+            position += LENGTH.size + LENGTH.unpack_from(view, position)[0]
+    except struct.error:  # beyond the end
+        return False
+    return position == len(view)
+
+
+def repeated(inputs: Iterable[Tensor]) -> str:
+    """The first name that an earlier input has too."""
+    names: set[str] = set()
+    for tensor in inputs:
+        if tensor.name in names:
+            return tensor.name
+        names.add(tensor.name)
+    raise AssertionError("all names differ")
 
 
 def request_prefix(request: InferRequest) -> str:

@@ -175,6 +175,18 @@ def test_the_next_process_gets_the_same_options() -> None:
     ]
 
 
+def test_a_secret_among_the_options_is_not_shown_and_kept_for_its_owner(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"model-repository": ("models",), "http-restricted-api": ("trace,logging:key=s3cret",)}
+    source = config_source(RepositoryFlags(given), None)
+    shown = capsys.readouterr().out
+    assert "--http-restricted-api=trace,logging:key=VALUE --write my.yaml" in shown
+    assert "s3cret" not in shown
+    assert "s3cret" in source.path.read_text("utf-8")
+    assert source.path.stat().st_mode & 0o077 == 0
+
+
 def test_the_page_about_triton_has_every_option() -> None:
     page = (Path(__file__).parents[3] / "docs/triton.md").read_text("utf-8")
     assert [flag.name for flag in FLAGS if f"`--{flag.name}`" not in page] == []

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.large_body import STEP_BYTES
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, Request, RequestReader
 
 MAX_BODY_BYTES = 1 << 20
@@ -21,10 +22,19 @@ LARGE_BYTES = STRANGERS_BODY_BYTES + 10
 class Place:
     memory: bytearray
     is_released: bool = False
+    num_ready: int = 0
+    limit_bytes: int = 1 << 30
 
     @property
     def view(self) -> memoryview:
         return memoryview(self.memory)
+
+    def grow(self, num_bytes: int) -> bool:
+        assert self.num_ready < num_bytes <= len(self.memory)
+        if num_bytes > self.limit_bytes:
+            return False
+        self.num_ready = num_bytes
+        return True
 
     def release(self) -> None:
         self.is_released = True
@@ -39,9 +49,11 @@ class Places:
     def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> Place | None:
         if path == "/full":
             raise HttpError(503, "There is no memory.")
-        if path != "/placed":
+        if path not in ("/placed", "/bounded"):
             return None
         self.given.append(Place(bytearray(num_bytes)))
+        if path == "/bounded":
+            self.given[-1].limit_bytes = 2 * STEP_BYTES
         return self.given[-1]
 
 
@@ -122,3 +134,26 @@ def test_strangers_get_no_place() -> None:
     (refused,) = reader.feed(message(b"/placed", bytes(LARGE_BYTES)))
     assert isinstance(refused, HttpError)
     assert (refused.status, places.given) == (401, [])
+
+
+def test_memory_is_made_as_a_body_arrives() -> None:
+    places = Places()
+    reader = RequestReader(1 << 16, MAX_BODY_BYTES, body_places=places)
+    sent = message(b"/placed", bytes(3 * STEP_BYTES))
+    read(reader, sent[:1000], [])
+    (place,) = places.given
+    assert place.num_ready <= STEP_BYTES + 1000
+    arrived = read(reader, sent[1000:], [STEP_BYTES, STEP_BYTES + 7])
+    assert [len(bytes_of(request)) for request in arrived] == [3 * STEP_BYTES]
+
+
+@pytest.mark.parametrize("is_fed", [True, False])
+def test_a_body_whose_memory_ends_is_refused_and_leaves_none_behind(is_fed: bool) -> None:
+    places = Places()
+    reader = RequestReader(1 << 16, MAX_BODY_BYTES, body_places=places)
+    sent = message(b"/bounded", bytes(3 * STEP_BYTES))
+    arrived = list(reader.feed(sent)) if is_fed else read(reader, sent, [100])
+    (error,) = arrived
+    assert isinstance(error, HttpError)
+    assert (error.status, error.code) == (503, "memory_full")
+    assert places.given[0].is_released

@@ -80,6 +80,8 @@ def test_versions_are_numbers(text: str, version: str) -> None:
 def test_a_version_that_is_no_number_is_refused() -> None:
     with pytest.raises(InferError, match="failed to get model version from specified version string 'x'"):
         version_of("x")
+    with pytest.raises(InferError):
+        version_of("1" * 5000)
 
 
 def test_a_version_that_a_load_keeps_goes_on() -> None:

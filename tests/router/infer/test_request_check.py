@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
-from slipstream.router.infer.requests.request_check import RequestCheck
+from slipstream.router.infer.requests.request_check import MAX_UNEQUAL_TEXTS, RequestCheck
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, RequestedOutput
 from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec
@@ -75,6 +76,11 @@ def test_optional_inputs_do_not_stand_for_required_ones() -> None:
     assert "missing required input(s) ['A']" in problem(spec_of(A, optional), tensor("B", 1, 4))
 
 
+def test_an_input_that_is_given_twice_is_refused_even_if_the_number_fits() -> None:
+    text = problem(spec_of(A, B), tensor("A", 1, 4), tensor("A", 1, 4), request_id="7")
+    assert text == "[request id: 7] input 'A' already exists in request"
+
+
 def test_an_unknown_input_is_named() -> None:
     text = problem(spec_of(A, B), tensor("A", 1, 4), tensor("X", 1, 4))
     assert text == "unexpected inference input 'X' for model 'M'"
@@ -131,3 +137,31 @@ def test_the_model_sees_the_reshaped_input() -> None:
     request = InferRequest("M", inputs=[tensor("A", 3, 5, 2)])
     RequestCheck(spec).check(request)
     assert request.inputs[0].shape == (3, 2, 1, 5)
+
+
+def texts_check(data: bytes, num_elements: int) -> None:
+    spec = spec_of(TensorSpec("A", "BYTES", (-1,)), max_batch_size=0)
+    RequestCheck(spec).check(InferRequest("M", inputs=[Tensor("A", "BYTES", (num_elements,), data)]))
+
+
+def test_millions_of_equally_long_texts_take_no_step_each() -> None:
+    num_elements = 4_000_000
+    begin = time.process_time()
+    texts_check(strings(b"a") * num_elements, num_elements)
+    assert time.process_time() - begin < 0.4
+
+
+@pytest.mark.parametrize(
+    "data", [strings(b"a", b"b", b"cc") + strings(b""), strings(b"", b"", b"", b""), strings(*[b"abc"] * 4)]
+)
+def test_texts_of_any_lengths_are_counted(data: bytes) -> None:
+    texts_check(data, 4)
+    for spoiled, num_elements in ((data[:-1], 4), (data + b"\0", 4), (data, 3), (data, 5), (b"\5" + data[1:], 4)):
+        with pytest.raises(InferError):
+            texts_check(spoiled, num_elements)
+
+
+def test_more_texts_of_unequal_lengths_than_can_be_counted_in_time_are_refused() -> None:
+    num_elements = MAX_UNEQUAL_TEXTS + 1
+    with pytest.raises(InferError, match="too many string elements 1048577 for inference input 'A' for model 'M'"):
+        texts_check(strings(b"a") + strings(b"") * MAX_UNEQUAL_TEXTS, num_elements)

@@ -92,8 +92,8 @@ class World:
     def cancel(self, active: ActiveRequest) -> None:
         self.dispatch.cancel(active, self.now)
 
-    def submit(self, name: str = "") -> tuple[ActiveRequest, Answer]:
-        answer = Answer()
+    def submit(self, name: str = "", answer: Answer | None = None) -> tuple[ActiveRequest, Answer]:
+        answer = answer or Answer()
         request = InferRequest("M", id=name, inputs=[Tensor("IN", "INT32", (1, 1), bytes(4))], release=answer.release)
         record = InferRecord(name, name, "M", "1", "", "", self.now, self.now, 1)
         active = ActiveRequest(request, receiver=answer, canceller=self, record=record)
@@ -122,6 +122,24 @@ class World:
         """Lets the pause before a retry pass."""
         self.now += RETRY_PAUSE_S
         self.dispatch.tick(self.now)
+
+
+class BrokenAnswer(Answer):
+    """Cannot give a response on."""
+
+    def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        raise ValueError("the output does not fit")
+
+
+def test_a_response_that_cannot_be_given_on_is_the_failure_of_its_request_only() -> None:
+    world = World()
+    (_, broken), (_, other) = world.submit("1", BrokenAnswer()), world.submit("2")
+    world.dispatch.add_instance("M_0", world.now)
+    world.finish("M_0")
+    assert broken.error is not None
+    assert broken.error.message == "the response cannot be given on: the output does not fit"
+    assert [(one.num_ends, one.num_releases) for one in (broken, other)] == [(1, 1), (1, 1)]
+    assert world.dispatch.num_open == 0
 
 
 def test_a_request_goes_to_a_free_instance_and_its_response_back() -> None:

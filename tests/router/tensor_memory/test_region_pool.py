@@ -81,6 +81,36 @@ def test_unused_memory_goes_back_to_the_machine_at_the_second_trim() -> None:
         assert bytes(small.view) == b"s" * 1000
 
 
+def test_a_promise_takes_up_no_memory_until_it_grows() -> None:
+    with RegionPool(64 * MIB) as pool:
+        promised = pool.promise(40 * MIB)
+        behind = pool.allocate(MIB)
+        path = SHM / pool.key
+        assert path.stat().st_blocks * 512 <= 5 * MIB
+        assert promised.grow(10 * MIB)
+        promised.view[: 10 * MIB] = b"p" * (10 * MIB)
+        behind.view[:] = b"b" * MIB
+        assert 11 * MIB <= path.stat().st_blocks * 512 == pool.usage.reserved_bytes <= 20 * MIB
+        assert bytes(promised.view[10 * MIB - 1 : 10 * MIB]) == b"p"
+        behind.release()
+        promised.release()
+        pool.trim()
+        pool.trim()
+        assert path.stat().st_blocks == pool.usage.reserved_bytes == pool.usage.num_leases == 0
+
+
+def test_a_promise_that_the_file_system_cannot_keep_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(file: SharedFile, offset: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with RegionPool(8 * MIB) as pool:
+        lease = pool.promise(MIB)
+        monkeypatch.setattr(SharedFile, "reserve", no_space)
+        assert not lease.grow(1)
+        lease.release()
+        assert (pool.usage.num_leases, pool.usage.leased_bytes) == (0, 0)
+
+
 def test_the_file_goes_with_the_pool() -> None:
     with RegionPool(MIB) as pool:
         lease = pool.allocate(10)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -15,6 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
 from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import KServeGrpcConfig
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from tests.support.router.fake_tensor_service import FakeTensorService, fake_models
@@ -120,3 +123,16 @@ async def refused(code: grpc.StatusCode, text: str = "") -> AsyncIterator[None]:
         yield
     assert caught.value.code() == code, caught.value
     assert text in (caught.value.details() or "")
+
+
+def access_with_keys(folder: Path) -> Access:
+    """The key `user` is for the model add_sub, `boss` is an administrator's."""
+
+    def entry(name: str, more: str) -> str:
+        return f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, {more}}}\n"
+
+    keys = folder / "keys.yaml"
+    text = entry("user", "models: [add_sub], requests_per_minute: 2, tenant: lab") + entry("boss", "admin: true")
+    keys.write_text(f"keys:\n{text}")
+    keys.chmod(0o600)
+    return Access(AccessConfig(keys_file=str(keys)))

@@ -124,6 +124,7 @@ class GenerateCalls:
         places = TensorPlaces(self._pool)
         try:
             fill_from_fields(infer, from_json(body), spec, places, self._max_input_bytes)
+            self._maker.forward_headers(request, infer)
         except BaseException:
             places.release()
             raise

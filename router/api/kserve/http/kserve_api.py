@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -118,7 +119,8 @@ class KServeApi:
     def _check(self, call: Call, request: Request, exchange: ApiExchange) -> None:
         """Raises HttpError."""
         for restricted in self._restricted.get(call.group, ()):
-            if request.headers.get(restricted.header.lower().encode()) != restricted.value.encode():
+            value = request.headers.get(restricted.header.lower().encode(), b"")
+            if not hmac.compare_digest(value, restricted.value.encode()):
                 raise HttpError(
                     403, f"This API is restricted, expecting header '{restricted.header}'", code="restricted"
                 )

@@ -14,7 +14,8 @@ KEPT_CODINGS = (b"", b"identity")
 
 
 class LargeBodies:
-    """The `BodyPlaces` of the tensor API. Bodies of JSON alone have at most `max_input_bytes`."""
+    """The `BodyPlaces` of the tensor API. Bodies that are one piece of JSON, or one raw input, have at most
+    `max_input_bytes`."""
 
     def __init__(self, pool: RegionPool, max_input_bytes: int) -> None:
         self._pool = pool
@@ -22,12 +23,14 @@ class LargeBodies:
 
     def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> RegionLease | None:
         """Raises HttpError 503."""
-        if not is_of_kserve(path) or (num_bytes > self._max_input_bytes and not path.endswith(INFER)):
+        if not is_of_kserve(path):
             return None
         head_length = next((value for name, value in headers if name == RAW_HEAD_LENGTH), b"")
         head_bytes = int(head_length) if head_length.isdigit() and len(head_length) < 10 else 0
+        if num_bytes > self._max_input_bytes and not (path.endswith(INFER) and head_bytes):
+            return None
         try:
-            return self._pool.allocate(num_bytes, head_bytes if head_bytes <= num_bytes else 0)
+            return self._pool.promise(num_bytes, head_bytes if head_bytes <= num_bytes else 0)
         except RegionPoolFull as error:
             raise HttpError(503, str(error), code="memory_full", headers=(("retry-after", "1"),)) from error
 

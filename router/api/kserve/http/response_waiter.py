@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
 from slipstream.router.tensors.infer_service import InferService, Submission
+
+MAX_WAITING_BYTES = 1 << 28  # of responses that are not taken; a request with more is cancelled
+RESPONSE_BYTES = 1024  # of one, besides its outputs
 
 
 class ResponseWaiter:
     """A `ResponseReceiver`. What it was given and the handler does not take is released by `close`, which also
-    cancels a request that has not ended."""
+    cancels a request that has not ended. A model that is much faster than the handler loses its request."""
 
-    __slots__ = ("_error", "_has_ended", "_is_closed", "_responses", "_submission", "_waiting")
+    __slots__ = ("_error", "_has_ended", "_is_closed", "_num_bytes", "_responses", "_submission", "_waiting")
 
     def __init__(self) -> None:
         self._responses: deque[InferResponse] = deque()
         self._error: InferError | None = None
         self._has_ended = False
         self._is_closed = False
+        self._num_bytes = 0  # of the responses that wait, but for the final one
         self._waiting: asyncio.Future[None] | None = None
         self._submission: Submission | None = None
 
@@ -42,7 +46,10 @@ class ResponseWaiter:
                 return None
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        return self._responses.popleft()
+        response = self._responses.popleft()
+        if self._num_bytes:
+            self._num_bytes -= num_bytes_of(response)
+        return response
 
     def respond(self, response: InferResponse, *, is_final: bool) -> None:
         self._has_ended = self._has_ended or is_final
@@ -50,6 +57,8 @@ class ResponseWaiter:
             release(response)
             return
         self._responses.append(response)
+        if not is_final:
+            self._count(response)
         self._wake()
 
     def complete(self) -> None:
@@ -58,22 +67,42 @@ class ResponseWaiter:
 
     def fail(self, error: InferError) -> None:
         self._has_ended = True
-        self._error = error
+        self._error = self._error or error
         self._wake()
 
     def close(self) -> None:
         """The handler wants nothing more."""
+        self._release_all()
+        self._cancel()
+        self._submission = None  # which holds this receiver
+
+    def _count(self, response: InferResponse) -> None:
+        if self._num_bytes <= MAX_WAITING_BYTES:
+            self._num_bytes += num_bytes_of(response)
+            return
+        self._release_all()
+        text = f"more than {MAX_WAITING_BYTES} bytes of responses wait for the client to read them"
+        self._error = InferError(text, InferErrorCode.UNAVAILABLE)
+        asyncio.get_running_loop().call_soon(self._cancel)  # not from within one of its responses
+
+    def _cancel(self) -> None:
+        if not self._has_ended and self._submission is not None:
+            self._submission.cancel()
+
+    def _release_all(self) -> None:
+        """Nothing is taken any more."""
         self._is_closed = True
-        submission, self._submission = self._submission, None  # which holds this receiver
         while self._responses:
             release(self._responses.popleft())
-        if not self._has_ended and submission is not None:
-            submission.cancel()
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
+
+
+def num_bytes_of(response: InferResponse) -> int:
+    return RESPONSE_BYTES + sum([output.num_bytes for output in response.outputs])
 
 
 def release(response: InferResponse) -> None:

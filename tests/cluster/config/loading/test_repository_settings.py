@@ -55,6 +55,10 @@ def test_a_repository_may_stand_beside_models(folder: Path) -> None:
     ("text", "expected"),
     [
         ("repository: {paths: [nowhere]}", "c.yaml:1: repository.paths.0: no such directory: "),
+        (
+            'repository: {paths: [tensors], grpc: {forward_headers: "a("}}',
+            "c.yaml:1: repository.grpc.forward_headers: must be a regular expression, got 'a(': missing )",
+        ),
         ("repository: {paths: [c.yaml]}", "c.yaml:1: repository.paths.0: not a directory: "),
         (
             "repository: {paths: [ftp://host/x]}",

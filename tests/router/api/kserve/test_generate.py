@@ -6,7 +6,10 @@ import asyncio
 
 import numpy as np
 import orjson
+import pytest
 
+from slipstream.router.api.kserve.http import response_waiter
+from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from tests.support.router.fake_cluster import run
 from tests.support.router.fake_tensor_service import FakeSubmission
@@ -135,5 +138,38 @@ def test_a_client_that_leaves_a_stream_cancels_it() -> None:
             while site.models.running:
                 await asyncio.sleep(0)
             assert submission.is_cancelled
+
+    run(main)
+
+
+def test_a_stream_whose_client_does_not_keep_up_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_waiter, "MAX_WAITING_BYTES", 100_000)
+
+    async def main() -> None:
+        async with kserve_site() as site:
+            client = await Client.connect(site.port)
+            client.send(request_bytes("POST", "/v2/models/kept_repeat/generate_stream", {"IN": [1]}))
+            while not site.models.running:
+                await asyncio.sleep(0)
+            (submission,) = site.models.running
+            for _ in range(200):  # before the handler has taken one
+                submission.respond({"OUT": np.array([1], np.int32)}, is_final=False)
+            assert site.models.num_leased == 0
+            while site.models.running:
+                await asyncio.sleep(0)
+            assert submission.is_cancelled
+            status, _, body = await client.response()
+            text = "more than 100000 bytes of responses wait for the client to read them"
+            assert (status, events(body)) == (503, [{"error": text}])
+            await client.close()
+
+    run(main)
+
+
+def test_headers_that_are_forwarded_are_parameters() -> None:
+    async def main() -> None:
+        async with kserve_site(KServeHttpConfig(forward_headers="my-")) as site:
+            assert (await site.post(TEXT, {"X": "a"}, {"My-Header": "y"}))[0] == 200
+            assert site.models.submitted[-1].request.parameters == {"my-header": "y"}
 
     run(main)

@@ -159,7 +159,11 @@ def test_half_floats_pass_in_binary_only() -> None:
     run(main)
 
 
+HUGE = b"1" + b"0" * 400
 MALFORMED = [
+    (b'{"a": NaN, "parameters": {"b": %b}}' % HUGE, 500, "failed to parse the request JSON buffer: "),
+    (b'{"inputs": [{"name": "A", "data": [NaN, %b]}]}' % HUGE, 500, "failed to parse the request JSON buffer: "),
+    (b'{"a": NaN, "id": "\\ud800", "inputs": []}', 500, "failed to parse the request JSON buffer: "),
     (b"{", 500, "failed to parse the request JSON buffer: "),
     (b"", 400, "Raw request must only have 1 input"),
     ({}, 500, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
@@ -340,6 +344,26 @@ def test_pipelined_requests_are_answered_in_order_on_one_connection() -> None:
                 assert (status, orjson.loads(body)["id"]) == (200, str(number))
             assert (await client.response())[0] == 200
             await client.close()
+
+    run(main)
+
+
+def test_parameters_and_errors_of_models_that_are_no_unicode_are_escaped() -> None:
+    def answer(submission: FakeSubmission) -> None:
+        response = submission.response({})
+        response.parameters = {"name": "\udc80", "big": 1 << 70}
+        submission.respond_with(response)
+
+    def fail(submission: FakeSubmission) -> None:
+        submission.fail(InferError("no file \udc80é", InferErrorCode.INTERNAL))
+
+    async def main() -> None:
+        async with kserve_site() as site:
+            site.models.answers["add_sub"] = answer
+            status, _, body = await site.post(ADD_SUB, {"inputs": AB})
+            assert (status, b'"name":"\\udc80","big":1180591620717411303424' in body) == (200, True)
+            site.models.answers["add_sub"] = fail
+            assert await site.error(ADD_SUB, {"inputs": AB}) == (500, "no file \\udc80é")
 
     run(main)
 

@@ -145,6 +145,25 @@ def test_a_body_that_finds_no_memory_is_refused() -> None:
     run(main)
 
 
+def test_a_promised_body_takes_up_no_memory_and_one_of_json_is_bounded_at_its_head() -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            for header, is_let_in in (("", False), ("Inference-Header-Content-Length: 100\r\n", True)):
+                client = await Client.connect(site.port)
+                client.send(f"POST {RAW} HTTP/1.1\r\nHost: x\r\nContent-Length: {65 << 20}\r\n{header}\r\n{{".encode())
+                assert (await client.response())[0] == (503 if is_let_in else 413)  # the pool has 64 MiB
+                await client.close()
+            client = await Client.connect(site.port)
+            client.send(f"POST {RAW} HTTP/1.1\r\nHost: x\r\nContent-Length: {60 << 20}\r\n{header}\r\n{{".encode())
+            while not site.pool.usage.num_leases:
+                await asyncio.sleep(0)
+            assert site.pool.usage.reserved_bytes <= 8 << 20
+            await client.close()
+            await nothing_leased(site)
+
+    run(main)
+
+
 def test_a_reader_that_is_slow_gets_all_of_a_large_answer() -> None:
     async def main() -> None:
         async with kserve_site() as site:

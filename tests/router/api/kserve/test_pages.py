@@ -13,7 +13,9 @@ import orjson
 import pytest
 
 from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis
+from slipstream.router.tensor_memory.client_regions import ClientFile, ClientRegions
 from tests.support.router.fake_cluster import run
+from tests.support.router.fake_tensor_service import FakeSubmission, add_sub
 from tests.support.router.kserve_site import AB, ADD_SUB, KServeSite, binary_body, floats, given, kserve_site
 
 MEMORY = "/v2/systemsharedmemory"
@@ -161,6 +163,32 @@ def test_a_file_that_has_become_shorter_is_refused(shared_file: str) -> None:
             assert await site.error(ADD_SUB, {"inputs": AB, "outputs": outputs}) == (500, text)
 
     run(main)
+
+
+def test_a_file_that_is_cut_off_while_its_request_runs_is_an_error_of_the_request(shared_file: str) -> None:
+    def answer(submission: FakeSubmission) -> None:
+        os.truncate(f"/dev/shm{shared_file}", 0)
+        add_sub(submission)
+
+    async def main() -> None:
+        async with kserve_site() as site:
+            await register(site, "r", shared_file, 64)
+            site.models.answers["add_sub"] = answer
+            outputs = [{"name": "SUM", "parameters": placed("r", 16)}]
+            text = f"Invalid shared memory region: '{shared_file.removeprefix('/')}'"
+            assert await site.error(ADD_SUB, {"inputs": AB, "outputs": outputs}) == (500, text)
+
+    run(main)
+
+
+def test_a_file_is_written_to_although_it_was_cut_off_just_before(shared_file: str) -> None:
+    regions = ClientRegions()
+    regions.register("r", shared_file, 0, 64)
+    region = regions.slice_of("r", 16, 4).region
+    assert isinstance(region, ClientFile)
+    os.truncate(f"/dev/shm{shared_file}", 0)
+    region.write(16, memoryview(b"late"))
+    assert Path(f"/dev/shm{shared_file}").read_bytes()[16:] == b"late"
 
 
 def test_registrations_that_cannot_be_are_refused(shared_file: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import string
+from urllib.parse import quote, unquote
+
 import grpc
 
 from slipstream.router.http.http_error import HttpError
@@ -23,6 +26,9 @@ CODES_OF_ACCESS = {  # of HTTP, which access control speaks
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
+MAX_DETAILS_BYTES = 7000  # of a status; clients drop an answer whose metadata have over 8 KiB
+PLAIN = string.ascii_letters + string.digits + string.punctuation.replace("%", "") + " "  # one byte each on the way
+
 
 class RpcError(Exception):
     """Ends an RPC with this status."""
@@ -30,7 +36,7 @@ class RpcError(Exception):
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.message = message
+        self.message = fitting(message)
 
     @classmethod
     def of(cls, error: InferError) -> RpcError:
@@ -40,3 +46,16 @@ class RpcError(Exception):
     def of_access(cls, error: HttpError) -> RpcError:
         """Of a caller that was not let in."""
         return cls(CODES_OF_ACCESS.get(error.status, grpc.StatusCode.INVALID_ARGUMENT), error.message)
+
+
+def fitting(text: str) -> str:
+    """As much of a text as the details of a status can carry."""
+    if text.isascii() and len(text) * 3 <= MAX_DETAILS_BYTES:
+        return text
+    encoded = quote(text, safe=PLAIN, errors="backslashreplace")
+    if len(encoded) <= MAX_DETAILS_BYTES:
+        return unquote(encoded)
+    cut = encoded[:MAX_DETAILS_BYTES]
+    if "%" in cut[-2:]:
+        cut = cut[: cut.rindex("%")]
+    return f"{unquote(cut, errors='ignore')}..."

@@ -32,7 +32,7 @@ class RpcMetadata:
                 self._trace_id = context.trace_id if context is not None else ""
             elif name == STRICT_ERRORS:
                 self.has_strict_errors = value.lower() == "true"
-            if forwarded is not None and forwarded.fullmatch(name):
+            if forwarded is not None and forwarded.search(name):
                 self._forwarded[name] = value
 
     def apply(self, request: InferRequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 
 import grpc
@@ -24,7 +25,13 @@ from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferResponse
 
 MAX_UNSENT = 64  # messages; while more wait for the client to read them, none of its requests is read
-MAX_UNSENT_BYTES = 1 << 28  # of responses that the client has not read; with more it loses the stream
+MAX_UNSENT_BYTES = (
+    1 << 28
+)  # of responses that wait for the client, or for those before them; with more it loses the stream
+MAX_OPEN = 4096  # requests that are not over; while there are so many, no other one is read
+UNREADABLE = "the requests of this stream cannot be read"
+
+log = logging.getLogger(__name__)
 
 
 class StreamRequest:
@@ -51,6 +58,8 @@ class StreamRequest:
             if not self._stream.is_closed:
                 outputs, placed = self.accepted.outputs.of(response)
                 self._send(encoded_in_stream(response, outputs, placed, is_final=is_final), is_over=is_final)
+            elif is_final:
+                self._end()
         except InferError as error:
             self._fail(error, is_final=is_final)
         finally:
@@ -80,6 +89,7 @@ class StreamRequest:
 
     def _send(self, message: bytes, *, is_over: bool) -> None:
         self.unsent.append(message)
+        self._stream.count(len(message))
         if is_over:
             self._end()
         else:
@@ -139,8 +149,16 @@ class InferStream:
             self._move(self._order.popleft())
         self._changed.set()
 
+    def count(self, num_bytes: int) -> None:
+        """A request has so much more to send, now or later."""
+        if self._unsent_bytes > MAX_UNSENT_BYTES:
+            problem = f"more than {MAX_UNSENT_BYTES} bytes of responses wait for the client to read them"
+            self.close(RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, problem))
+        self._unsent_bytes += num_bytes
+
     def end_of(self, request: StreamRequest) -> None:
         self._requests.pop(request, None)
+        self._find_room()
         if request.accepted is not None:
             self._acceptor.settle(request.accepted, has_failed=request.has_failed)
             request.accepted = None  # which holds this receiver
@@ -158,22 +176,26 @@ class InferStream:
     def _move(self, request: StreamRequest) -> None:
         if not self.is_closed:
             self._unsent += request.unsent
-            self._unsent_bytes += sum(map(len, request.unsent))
         request.unsent.clear()
-        if len(self._unsent) > MAX_UNSENT:
+        self._find_room()
+
+    def _find_room(self) -> None:
+        if len(self._unsent) <= MAX_UNSENT and len(self._requests) < MAX_OPEN:
+            self._has_room.set()
+        else:
             self._has_room.clear()
-        if self._unsent_bytes > MAX_UNSENT_BYTES and len(self._unsent) > 1:
-            problem = f"more than {MAX_UNSENT_BYTES} bytes of responses wait for the client to read them"
-            self.close(RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, problem))
 
     async def _read(self) -> None:
-        self._has_room.set()
         try:
             while (data := await self._context.read()) is not grpc.aio.EOF:
                 self._accept(data)
+                self._find_room()
                 await self._has_room.wait()
         except InferError as error:
             self.close(RpcError.of(error))
+        except Exception:
+            log.exception(UNREADABLE)
+            self.close(RpcError(grpc.StatusCode.INTERNAL, UNREADABLE))
         finally:
             self._is_read = True
             self._changed.set()
@@ -205,8 +227,7 @@ class InferStream:
                 message = unsent.popleft()
                 await self._context.write(message)
                 self._unsent_bytes -= len(message)
-                if len(unsent) <= MAX_UNSENT:
-                    self._has_room.set()
+                self._find_room()
             if self.is_closed or (self._is_read and not self._requests):
                 return
             await self._changed.wait()

@@ -96,8 +96,6 @@ class InferRequestReader:
                 request.requested = tuple(self._requested(output_request(bytes(part))) for part in message.outputs)
         except DecodeError:
             raise InferError(UNPARSABLE_TEXT, InferErrorCode.INTERNAL) from None
-        if len({each.name for each in inputs}) < len(inputs):
-            raise InferError(_given_twice(inputs, message.id))
         data = self._data_of(inputs, message)
         self._keep_large(data, request)
         request.inputs = [
@@ -153,12 +151,6 @@ class InferRequestReader:
             return self._pool.allocate(num_bytes)
         except RegionPoolFull as error:
             raise InferError(str(error), InferErrorCode.UNAVAILABLE) from None
-
-
-def _given_twice(inputs: list[InferInput], request_id: str) -> str:
-    names = [each.name for each in inputs]
-    twice = next(name for index, name in enumerate(names) if name in names[:index])
-    return f"[request id: {request_id or '<id_unknown>'}] input '{twice}' already exists in request"
 
 
 def _aligned(num_bytes: int) -> int:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from tritonclient.grpc import service_pb2
 
 from slipstream.router.api.kserve.grpc.messages.wire_fields import field_head, text_field
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferResponse, ParameterValue
 from slipstream.router.tensors.tensor import RegionSlice, Tensor
 
@@ -22,14 +23,15 @@ Part = bytes | bytearray | memoryview
 
 def encoded_response(response: InferResponse, outputs: Sequence[Tensor], placed: frozenset[str] = frozenset()) -> bytes:
     """`outputs` are those of the response, or what the client has asked for instead. Those that are `placed` lie in the
-    client's shared memory, and their contents are empty here."""
+    client's shared memory, and their contents are empty here. Raises INTERNAL for what a message cannot carry: a number
+    of over 64 bits, a text that is no UTF-8."""
     return b"".join(_parts(response, outputs, placed, response.parameters))
 
 
 def encoded_in_stream(
     response: InferResponse, outputs: Sequence[Tensor], placed: frozenset[str], *, is_final: bool
 ) -> bytes:
-    """The same with the parameter that says whether it is the request's last response."""
+    """The same with the parameter that says whether it is the request's last response. Raises as it does."""
     parameters = {**response.parameters, "triton_final_response": is_final}
     parts = list(_parts(response, outputs, placed, parameters))
     return b"".join((field_head(INFER_RESPONSE, sum(map(_size, parts))), *parts))
@@ -92,8 +94,11 @@ def _beginning(model: str, version: str) -> bytes:
 @lru_cache(maxsize=1024)
 def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """The output's field, whose contents are in the raw ones."""
-    output = service_pb2.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
-    encoded: bytes = output.SerializeToString()
+    try:
+        output = service_pb2.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
+        encoded: bytes = output.SerializeToString()
+    except ValueError as error:
+        raise _unwritable(f"output '{name}' of shape {list(shape)}", error) from error
     return field_head(OUTPUTS, len(encoded)) + encoded
 
 
@@ -103,14 +108,22 @@ def _final_parameter(is_final: ParameterValue) -> bytes:
 
 
 def _parameter(name: str, value: ParameterValue) -> bytes:
-    entry = service_pb2.ModelInferResponse.ParametersEntry(key=name)
-    if isinstance(value, bool):
-        entry.value.bool_param = value
-    elif isinstance(value, int):
-        entry.value.int64_param = value
-    elif isinstance(value, float):
-        entry.value.double_param = value
-    else:
-        entry.value.string_param = value
-    encoded: bytes = entry.SerializeToString()
+    try:
+        entry = service_pb2.ModelInferResponse.ParametersEntry(key=name)
+        if isinstance(value, bool):
+            entry.value.bool_param = value
+        elif isinstance(value, int):
+            entry.value.int64_param = value
+        elif isinstance(value, float):
+            entry.value.double_param = value
+        else:
+            entry.value.string_param = value
+        encoded: bytes = entry.SerializeToString()
+    except ValueError as error:
+        raise _unwritable(f"parameter '{name}'", error) from error
     return field_head(PARAMETERS, len(encoded)) + encoded
+
+
+def _unwritable(what: str, error: ValueError) -> InferError:
+    message = f"failed to write {what} of the response: {error}"
+    return InferError(message.encode("utf-8", "backslashreplace").decode(), InferErrorCode.INTERNAL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from slipstream.router.tensor_memory.region_pool import INLINE_BYTES
 
 LENGTH_DELIMITED = 2
+LAST_SHIFT = 63  # bits before the tenth and last byte that a varint may have
 
 
 class UnknownField(ValueError):  # noqa: N818 - names the condition
@@ -41,14 +42,13 @@ def length_delimited_fields(data: bytes) -> list[tuple[int, bytes | memoryview]]
 
 
 def _rest_of_varint(data: bytes, value: int, position: int) -> tuple[int, int]:
-    shift = 7
-    while True:
+    for shift in range(7, LAST_SHIFT + 1, 7):
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-        shift += 7
+    raise UnknownField(f"the length before byte {position} has no end")
 
 
 def varint(value: int) -> bytes:
@@ -69,8 +69,8 @@ def field_head(number: int, num_bytes: int) -> bytes:
 
 
 def text_field(number: int, text: str) -> bytes:
-    """A string; nothing if it is empty, as proto3 says."""
+    """A string; nothing if it is empty, as proto3 says. What is no UTF-8 in it (a lone surrogate) is written out."""
     if not text:
         return b""
-    encoded = text.encode()
+    encoded = text.encode("utf-8", "backslashreplace")
     return field_head(number, len(encoded)) + encoded

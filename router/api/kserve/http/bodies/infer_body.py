@@ -111,12 +111,7 @@ class InferBodyReader:
         if has(head, "parameters"):
             self._read_parameters(request, head["parameters"], form)
         for given in as_list(member(head, "inputs", "Unable to parse 'inputs'"), "Unable to parse 'inputs'"):
-            tensor = self._input(given, binary, places, request.model)
-            if any(tensor.name == before.name for before in request.inputs):
-                raise InferError(
-                    f"[request id: {request.id or '<id_unknown>'}] input '{tensor.name}' already exists in request"
-                )
-            request.inputs.append(tensor)
+            request.inputs.append(self._input(given, binary, places, request.model))
         check_all_taken(binary, request.model)
         if has(head, "outputs"):
             outputs = as_list(head["outputs"], "Unable to parse 'outputs'")

@@ -136,11 +136,25 @@ def texts_in(tensor: Tensor, view: memoryview) -> tuple[list[str], bool]:
 
 
 def as_json(value: object, *, is_plain: bool) -> bytes:
-    """`is_plain`: orjson can write it."""
+    """`is_plain`: orjson can write the tensors in it; what it cannot write of a model's parameters is escaped."""
     if is_plain:
-        return orjson.dumps(value)
+        try:
+            return orjson.dumps(value)
+        except TypeError:  # an integer of over 64 bits, or text with a lone surrogate
+            return json.dumps(value, separators=(",", ":")).encode()
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "surrogateescape")
+
+
+def json_integer(text: str) -> int | float:
+    """As orjson reads it: one of over 64 bits is a float. Raises ValueError beyond that."""
+    number = int(text)
+    if -MAX_INT64 - 1 <= number <= MAX_UINT64:
+        return number
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError("a number is too large") from None
 
 
 def from_json(data: bytes | memoryview) -> Any:
@@ -154,7 +168,10 @@ def from_json(data: bytes | memoryview) -> Any:
         raw = bytes(data)
         if b"NaN" in raw or b"Infinity" in raw:
             try:
-                return json.loads(raw)
+                fields = json.loads(raw, parse_int=json_integer)
+                if b"\\ud" in raw.lower():
+                    json.dumps(fields, ensure_ascii=False).encode()  # fails if a surrogate stands alone
+                return fields
             except (ValueError, RecursionError):
                 pass
         refuse(str(error), prefix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import logging
 import random
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,20 @@ from tritonclient.grpc import service_pb2 as pb
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
 from slipstream.router.api.kserve.kserve_server import KServeServer
-from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig, RestrictedApis
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.tensor import Tensor
 from tests.support.router.fake_tensor_service import fake_models
-from tests.support.router.grpc_lab import SERVICE, VECTOR, grpc_lab, infer_request, refused, repeat_request
+from tests.support.router.grpc_lab import (
+    SERVICE,
+    VECTOR,
+    access_with_keys,
+    grpc_lab,
+    infer_request,
+    refused,
+    repeat_request,
+)
 from tests.support.router.hub_server import own_certificate
 from tests.support.router.in_loop import in_loop
 from tests.support.router.until import until
@@ -106,6 +115,18 @@ async def test_errors_have_the_status_of_their_code() -> None:
 
 
 @in_loop
+@pytest.mark.parametrize("letter", ["x", "\n", "é", "\U0001f600", "\udc80"])
+async def test_of_a_long_error_as_much_arrives_as_a_status_can_carry(letter: str) -> None:
+    async with grpc_lab() as lab:
+        error = InferError("begin %41 " + letter * 50_000, InferErrorCode.INTERNAL)
+        lab.service.answers["add_sub"] = lambda each: each.fail(error)
+        async with refused(
+            grpc.StatusCode.INTERNAL, "begin %41 " + letter.encode("utf-8", "backslashreplace").decode()
+        ):
+            await lab.infer(infer_request())
+
+
+@in_loop
 async def test_a_cancelled_rpc_cancels_its_request() -> None:
     async with grpc_lab() as lab:
         call = asyncio.create_task(lab.infer(infer_request("kept")))
@@ -145,6 +166,21 @@ async def test_classes_are_given_instead_of_an_output() -> None:
         response = await lab.infer(request)
     assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [1, 2])
     assert response.raw_output_contents[0] == b"\n\x00\x00\x006.000000:3\n\x00\x00\x004.000000:2"
+
+
+@in_loop
+async def test_classes_of_an_output_that_does_not_fit_its_shape_are_an_error_of_its_request() -> None:
+    request = infer_request("kept")
+    request.outputs.add(name="SUM").parameters["classification"].int64_param = 2
+    async with grpc_lab() as lab:
+        call = asyncio.create_task(lab.infer(request))
+        await until(lambda: bool(lab.service.running))
+        [submission] = lab.service.running
+        response = submission.response({})
+        response.outputs = [Tensor("SUM", "FP32", (1, 4), b"abc")]
+        submission.respond_with(response)
+        async with refused(grpc.StatusCode.INTERNAL, "output 'SUM': its shape does not match its size"):
+            await call
 
 
 @in_loop
@@ -293,17 +329,6 @@ async def test_a_restricted_protocol_needs_its_header() -> None:
         await lab.infer(infer_request())
 
 
-def access_with_keys(folder: Path) -> Access:
-    def entry(name: str, more: str) -> str:
-        return f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, {more}}}\n"
-
-    keys = folder / "keys.yaml"
-    text = entry("user", "models: [add_sub], requests_per_minute: 2, tenant: lab") + entry("boss", "admin: true")
-    keys.write_text(f"keys:\n{text}")
-    keys.chmod(0o600)
-    return Access(AccessConfig(keys_file=str(keys)))
-
-
 @in_loop
 async def test_with_keys_a_caller_needs_one_that_allows_what_it_asks_for(tmp_path: Path) -> None:
     access = access_with_keys(tmp_path)
@@ -334,7 +359,7 @@ async def test_with_keys_a_caller_needs_one_that_allows_what_it_asks_for(tmp_pat
 async def test_ids_traces_and_chosen_headers_come_with_the_metadata() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     metadata = [("x-request-id", "mine"), ("traceparent", trace), ("my-header", "v"), ("other", "w")]
-    async with grpc_lab(KServeGrpcConfig(port=0, forward_headers="my-.*")) as lab:
+    async with grpc_lab(KServeGrpcConfig(port=0, forward_headers="^my-")) as lab:
         await lab.infer(infer_request(), metadata=metadata)
         request = lab.service.submitted[0].request
     assert (request.request_id, request.trace_id) == ("mine", "0af7651916cd43dd8448eb211c80319c")
@@ -427,6 +452,18 @@ async def test_requests_that_run_at_the_stop_end_within_the_grace() -> None:
             submission.respond({"SUM": VECTOR[None]})
             assert pb.ModelInferResponse.FromString(await call).outputs[0].name == "SUM"
             await stopping
+
+
+def test_a_client_that_leaves_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @in_loop
+    async def log_as_grpcio_does() -> None:
+        async with grpc_lab():
+            log = logging.getLogger("grpc._cython.cygrpc")
+            log.error("ExecuteBatchError raised in core by servicer method [%s]", "/inference")
+            log.error("Unexpected [%s] raised by servicer method [%s]", "ValueError", "/inference")
+
+    log_as_grpcio_does()
+    assert [record.msg.split()[0] for record in caplog.records if record.levelname == "ERROR"] == ["Unexpected"]
 
 
 @in_loop

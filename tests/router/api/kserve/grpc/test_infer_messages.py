@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -11,7 +12,11 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage, InferRequestReader
-from slipstream.router.api.kserve.grpc.messages.infer_response_message import encoded_in_stream, encoded_response
+from slipstream.router.api.kserve.grpc.messages.infer_response_message import (
+    encoded_in_stream,
+    encoded_refusal,
+    encoded_response,
+)
 from slipstream.router.tensor_memory.client_regions import ClientRegions
 from slipstream.router.tensor_memory.region_pool import INLINE_BYTES, RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -85,6 +90,13 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
     assert (message.model, message.id, len(message.inputs), len(message.raw_contents)) == ("add_sub", "7", 2, 2)
 
 
+def test_a_length_without_an_end_is_refused_at_once() -> None:
+    begin = time.process_time()
+    with pytest.raises(InferError):
+        InferRequestMessage.parse(b"\x0a" + b"\xff" * 1_000_000)
+    assert time.process_time() - begin < 0.5
+
+
 def read(request_message: pb.ModelInferRequest, pool: RegionPool) -> InferRequest:
     request = InferRequest("")
     message = InferRequestMessage.parse(request_message.SerializeToString())
@@ -110,12 +122,6 @@ def test_small_inputs_stay_as_they_are() -> None:
         assert request.release is None
         assert [type(tensor.data) for tensor in request.inputs] == [bytes, bytes]
         assert [tensor.shape for tensor in request.inputs] == [(1, 4), (1, 4)]
-
-
-def test_an_input_that_is_given_twice_is_refused() -> None:
-    with RegionPool() as pool, pytest.raises(InferError) as caught:
-        read(infer_request(inputs=["A", "B", "A"], request_id="7"), pool)
-    assert caught.value.message == "[request id: 7] input 'A' already exists in request"
 
 
 def test_a_full_pool_refuses_large_inputs() -> None:
@@ -203,3 +209,21 @@ def test_a_response_is_written_so_that_protobuf_reads_it(
     del within.parameters["triton_final_response"]
     if "triton_final_response" not in parameters:
         assert within == parsed
+
+
+@pytest.mark.parametrize("value", [1 << 63, "\ud800"])
+def test_a_parameter_that_no_message_can_carry_is_an_error_of_the_request(value: int | str) -> None:
+    response = InferResponse("m", "1", "", [], {"big": value})
+    with pytest.raises(InferError, match="failed to write parameter 'big' of the response"):
+        encoded_response(response, [])
+
+
+def test_a_shape_that_no_message_can_carry_is_an_error_of_the_request() -> None:
+    outputs = [Tensor("X", "FP32", (1 << 63,), b"")]
+    with pytest.raises(InferError, match="failed to write output 'X'"):
+        encoded_response(InferResponse("m", "1", "", outputs), outputs)
+
+
+def test_an_error_whose_text_is_no_utf8_can_be_sent() -> None:
+    message = pb.ModelStreamInferResponse.FromString(encoded_refusal("no file \udcff", "7"))
+    assert message.error_message == "no file \\udcff"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -12,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from slipstream.router.api.kserve.grpc.inference import infer_stream
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
-from tests.support.router.grpc_lab import VECTOR, grpc_lab, infer_request, refused, repeat_request
+from tests.support.router.grpc_lab import VECTOR, access_with_keys, grpc_lab, infer_request, refused, repeat_request
 from tests.support.router.in_loop import in_loop
 from tests.support.router.until import until
 
@@ -176,3 +177,68 @@ async def test_a_client_that_lets_too_many_responses_wait_loses_its_stream(monke
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "more than 10000000 bytes of responses wait"):
             while await stream.read() is not grpc.aio.EOF:
                 pass
+
+
+@in_loop
+async def test_responses_that_wait_for_an_earlier_one_count_as_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer_stream, "MAX_UNSENT_BYTES", 10_000)
+    async with grpc_lab() as lab:
+        stream = lab.stream()
+        for _ in range(4):
+            await stream.write(infer_request("kept"))
+        await until(lambda: len(lab.service.submitted) == 4)
+        first, *others = lab.service.submitted
+        for each in others:
+            each.respond({"SUM": np.zeros((1, 6000), np.uint8)})
+        await until(lambda: first.is_cancelled)
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "more than 10000 bytes of responses wait"):
+            await stream.read()
+
+
+@in_loop
+async def test_while_many_requests_of_a_stream_are_open_no_other_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer_stream, "MAX_OPEN", 2)
+    async with grpc_lab() as lab:
+        stream = lab.stream()
+        for _ in range(3):
+            await stream.write(infer_request("kept"))
+        await until(lambda: len(lab.service.submitted) == 2)
+        await lab.infer(infer_request())  # by which the third one would have been read
+        assert len(lab.service.submitted) == 3, "two of the stream, and the other RPC"
+        for each in list(lab.service.running):
+            each.respond({"SUM": VECTOR[None]})
+        await until(lambda: len(lab.service.submitted) == 4)
+        lab.service.submitted[3].respond({"SUM": VECTOR[None]})
+        await stream.done_writing()
+        assert len([each async for each in stream]) == 3
+
+
+@in_loop
+async def test_a_response_that_fails_after_the_end_of_the_stream_ends_its_request(tmp_path: Path) -> None:
+    access = access_with_keys(tmp_path)
+    access.open()
+    async with grpc_lab(access=access) as lab:
+        stream = lab.stream([*STRICT, ("authorization", "Bearer boss")])
+        for _ in range(2):
+            await stream.write(infer_request("kept"))
+        await until(lambda: len(lab.service.submitted) == 2)
+        first, second = lab.service.submitted
+        first.fail(InferError("broken", InferErrorCode.INTERNAL))
+        second.respond({"SUM": VECTOR[None]})  # of the same batch, before the stream has ended
+        async with refused(grpc.StatusCode.INTERNAL, "broken"):
+            await stream.read()
+    assert [counts.num_requests for account, counts in access.usage if account.key == "boss"] == [2]
+    await access.close()
+
+
+@in_loop
+async def test_a_stream_whose_requests_cannot_be_read_does_not_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(data: bytes) -> None:
+        raise KeyError("unexpected")
+
+    async with grpc_lab() as lab:
+        monkeypatch.setattr(infer_stream.InferRequestMessage, "parse", broken)
+        stream = lab.stream()
+        await stream.write(infer_request())
+        async with refused(grpc.StatusCode.INTERNAL, infer_stream.UNREADABLE):
+            await stream.read()

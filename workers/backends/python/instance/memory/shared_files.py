@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,41 +14,39 @@ MAX_FILES = 64
 
 
 class MappedFile:
-    """A file in /dev/shm. It stays mapped, because its pages then need to be found only once."""
+    """A file in /dev/shm. It stays mapped, because its pages then need to be found only once, until the last view of
+    it is gone."""
 
-    __slots__ = ("_file", "_map", "view")
+    __slots__ = ("_file", "view")
 
     def __init__(self, key: str) -> None:
+        self._file = -1
         self._file = os.open(SHM + key.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._map = mmap.mmap(self._file, 0)
-        except (OSError, ValueError):
-            os.close(self._file)
-            raise
-        self.view = memoryview(self._map)
+        self.view = memoryview(mmap.mmap(self._file, 0))
 
     @property
     def has_name(self) -> bool:
         """Whether it still is the file of that name; a client may have made another one."""
         return os.fstat(self._file).st_nlink > 0
 
-    def close(self) -> None:
-        self.view.release()
-        self._map.close()
-        os.close(self._file)
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
 
 
 class SharedFiles:
-    """Gives the bytes of places. They are valid until the next call."""
+    """Gives the bytes of places, to the thread that reads from the router and to the one that executes."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._files: dict[str, MappedFile] = {}
 
     def bytes_at(self, key: str, offset: int, num_bytes: int) -> memoryview:
         """Raises OSError if there is no such file, ValueError if it is too small."""
-        file = self._files.get(key)
-        if file is None or not file.has_name or len(file.view) < offset + num_bytes:
-            file = self._open(key)
+        with self._lock:
+            file = self._files.get(key)
+            if file is None or not file.has_name or len(file.view) < offset + num_bytes:
+                file = self._open(key)
         if len(file.view) < offset + num_bytes:
             raise ValueError(f"/dev/shm/{key} has {len(file.view)} bytes, a tensor ends at {offset + num_bytes}")
         return file.view[offset : offset + num_bytes]
@@ -59,9 +58,9 @@ class SharedFiles:
     def _open(self, key: str) -> MappedFile:
         """Maps a file anew. Files without a name would keep their memory: they go."""
         for known in [name for name, file in self._files.items() if name == key or not file.has_name]:
-            self._files.pop(known).close()
+            del self._files[known]
         if len(self._files) >= MAX_FILES:
-            self._files.pop(next(iter(self._files))).close()
+            del self._files[next(iter(self._files))]
         file = self._files[key] = MappedFile(key)
         return file
 
