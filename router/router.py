@@ -182,7 +182,8 @@ class Router:
     def _repository_status(self) -> dict[str, Any]:
         assert self.tensors is not None
         repository = self.tensors.repository
-        return repository_status(repository.index(), is_ready=repository.is_server_ready(), ledger=self.tensors.ledger)
+        is_ready, ledger = repository.is_server_ready(), self.tensors.ledger
+        return repository_status(repository.index(), repository.unreadable, is_ready=is_ready, ledger=ledger)
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,8 @@ from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
 GPUS = Path("/proc/driver/nvidia/gpus")
+
+log = logging.getLogger(__name__)
 
 
 class TensorModels:
@@ -144,7 +147,11 @@ class TensorModels:
             await self.repository.start()
         except (InferError, RepositoryError, ValueError) as error:
             self._failure = error
-        self._is_loaded.set()
+        except Exception as error:
+            log.exception("the models of the start could not be loaded")
+            self._failure = error
+        finally:
+            self._is_loaded.set()
         if self._config.control_mode == "poll":
             await self.repository.poll()
 

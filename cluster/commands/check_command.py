@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from slipstream.cluster.commands.repository_problems import problems_in_repository
-from slipstream.cluster.commands.start_check import refusals_here
+from slipstream.cluster.commands.start_check import lacks_here, taken_addresses
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
 from slipstream.cluster.config.loading.file_rewrite import rewrite
@@ -68,7 +68,9 @@ def _checked(path: Target, elsewhere: bool) -> list[str]:
 
 def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
     config, machine = checked_config(path, files), Machine.this()
-    refusals = [] if elsewhere else list(refusals_here(config, machine))
+    is_folder = config.repository.is_on and isinstance(path, Path) and path.is_dir()  # which may be served meanwhile
+    taken = [] if elsewhere else list(taken_addresses(config))
+    refusals = [*(() if is_folder else taken), *(() if elsewhere else lacks_here(config, machine))]
     outputs: list[str] = []
     for key, alone in models_by_key(config):
         found = examine_text(alone)
@@ -80,7 +82,7 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
     is_refused = config.repository.control_mode == "none" and config.repository.exit_on_error
     problems, remarks = (of_models, []) if is_refused else ([], of_models)
     if not refusals and not problems:
-        for remark in remarks:
+        for remark in (*remarks, *(f"{path}: {address}" for address in taken)):
             console.warning(remark)
         for warning in warnings_about(config, machine):
             console.warning(files.named(f"{path}: {warning}"))

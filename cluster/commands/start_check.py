@@ -21,11 +21,23 @@ GPU_DEVICE = re.compile(r"nvidia\d+")
 def refusals_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/dev")) -> Iterator[str]:
     """Why this machine cannot serve the configuration now, in sentences of which most begin with the key. With an
     existing Ray cluster only its own machines know. `devices` is where the device files are."""
+    yield from taken_addresses(config)
+    yield from lacks_here(config, machine, devices)
+
+
+def taken_addresses(config: ClusterConfig) -> Iterator[str]:
+    """Where this machine cannot listen now."""
     if ray_address(config.ray) is not None:
         return
     states = run_state.read_all(run_state.run_folder())
     if not any(state.name == config.name for state in states):  # whose ports these may be
         yield from filter(None, (*map(why_not_there, listeners(config)), why_no_unix_socket(config)))
+
+
+def lacks_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/dev")) -> Iterator[str]:
+    """What this machine has too little of."""
+    if ray_address(config.ray) is not None:
+        return
     num_gpus = config.ray.num_gpus
     if num_gpus is None:
         num_gpus = sum(GPU_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))

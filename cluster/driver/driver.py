@@ -27,7 +27,9 @@ from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits
 from slipstream.cluster.ray.local_ray import LocalRay, RayFailed
 from slipstream.cluster.ray.ray_session import RaySession, connected
 from slipstream.cluster.repository.model_content import ModelContent
+from slipstream.cluster.state.cluster_status import router_status
 from slipstream.cluster.state.model_state import ModelState
+from slipstream.cluster.state.repository_lines import start_lines
 from slipstream.cluster.state.router_probe import wait_until_ready, why_not_ready
 from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, StateFile, instances_path
 from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
@@ -187,9 +189,9 @@ class Driver:
             raise StartFailed(f"the router cannot be reached at {self._state.url}: {error}") from error
         supervisor.settle()
         cold = [model.model for model in self._state.models if not model.wanted["decode"]]
-        if not self._state.models:
-            self._console.step("the models are loaded")
-        elif len(cold) < len(self._state.models):
+        if self._config.repository.is_on:
+            await self._report_loads()
+        if self._state.models and len(cold) < len(self._state.models):
             self._console.step("a first token has been generated")
         if cold:
             which = f" of {', '.join(cold)}" if self._state.further else ""
@@ -206,6 +208,14 @@ class Driver:
         except OSError:
             await asyncio.sleep(REASON_S)
             raise
+
+    async def _report_loads(self) -> None:
+        """Says what came of the repository's models."""
+        status = await asyncio.to_thread(router_status, self._state.ask_url) or {}  # which may want a key
+        first, *others = start_lines(status.get("repository", {"models": []}))
+        self._console.step(first)
+        for line in others:
+            self._console.say(line)
 
     def _note_unready(self, reason: str) -> None:
         self._unready = reason

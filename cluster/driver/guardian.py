@@ -33,6 +33,7 @@ from slipstream.cluster.processes.guardian_link import INTERRUPTED, LET_GO, RAY_
 from slipstream.cluster.state import run_state
 from slipstream.cluster.terminal import console
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
+from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s
@@ -55,6 +56,7 @@ def guard(command: Sequence[str]) -> int:
     with keeping_clients() as holder:
         code = Guardian(command, holder, signals).run()
     run_state.remove_those_of(os.getpid())
+    remove_files_of_the_dead()  # shared memory of a router or an instance that was killed at the end
     return code if code >= 0 else 128 - code
 
 

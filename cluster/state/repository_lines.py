@@ -22,10 +22,26 @@ def repository_lines(state: ClusterState, repository: dict[str, Any]) -> Iterato
     if state.tensor_metrics_url:
         parts.append(f"metrics at {state.tensor_metrics_url}/metrics")
     yield f"  repository: {'; '.join(parts)}"
-    failed = [model for model in versions if model["state"] == "UNAVAILABLE" and model["reason"] != "unloaded"]
+    for failure in failures(repository):
+        yield f"    {failure}"
+
+
+def start_lines(repository: dict[str, Any]) -> Iterator[str]:
+    """What came of the loads of the start."""
+    found = list(failures(repository))
+    yield "the models are loaded" if not found else "the models are loaded, but for these:"
+    for failure in found:
+        yield f"  {failure}"
+
+
+def failures(repository: dict[str, Any]) -> Iterator[str]:
+    """Why versions are not served, of the first ones."""
+    failed = [
+        model for model in repository["models"] if model["state"] == "UNAVAILABLE" and model["reason"] != "unloaded"
+    ]
     for model in failed[:MAX_FAILED]:
         reason = model["reason"].strip().partition("\n")[0]  # what follows is where in the code
         which = f"{model['name']} version {model['version']}" if model["version"] else model["name"]
-        yield f"    {which}: {reason}"
+        yield f"{which}: {reason}"
     if len(failed) > MAX_FAILED:
-        yield f"    and {len(failed) - MAX_FAILED} more"
+        yield f"and {len(failed) - MAX_FAILED} more"

@@ -112,26 +112,24 @@ class Exchange(Generic[C]):
         content_type: str,
         headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Send one whole response that lies in several parts, the first of them not empty. They are not copied: their
-        memory is free when this returns."""
+        """Send one whole response that lies in several parts, the first of them not empty. Only the end of the last one
+        is copied: their memory is free when this returns. That is in the same turn as the end is sent: what the client
+        sends when it has the whole answer is no request ahead of its time."""
         assert not self.head_sent, "the head of the response has left already"
         num_bytes = sum([len(part) for part in parts])
         framing = f"content-type: {content_type}\r\ncontent-length: {num_bytes}\r\n"
+        pieces, end = cut_for_sending(parts) if self._body_allowed else ([], b"")
         self._sink.limit_unsent(0)
         try:
-            unsent = [
-                part[at : at + SENT_AT_ONCE_BYTES] for part in parts for at in range(0, len(part), SENT_AT_ONCE_BYTES)
-            ]
             self._sink.send(self._render_head(status, headers, framing))
             self.head_sent = True
-            for piece in unsent[:-1] if self._body_allowed else ():
+            for piece in pieces:
                 self._sink.send(piece)
                 await self.drain()
-            self.ended = True
-            self._sink.send(unsent[-1] if self._body_allowed else b"")
-            await self.drain()
         finally:
             self._sink.limit_unsent(UNSENT_BYTES)
+        self.ended = True
+        self._sink.send(bytes(end))
 
     def add_header(self, name: str, value: str) -> None:
         """Adds a line to the head of the response, be it an answer or an error."""
@@ -210,3 +208,13 @@ class Exchange(Generic[C]):
 
 
 Handler = Callable[[Request, Exchange[C]], Awaitable[None]]
+
+
+def cut_for_sending(parts: Sequence[bytes | memoryview]) -> tuple[list[bytes | memoryview], bytes | memoryview]:
+    """The pieces of a large response, and what is sent after them."""
+    pieces = [part[at : at + SENT_AT_ONCE_BYTES] for part in parts for at in range(0, len(part), SENT_AT_ONCE_BYTES)]
+    end = pieces.pop()
+    if len(end) > UNSENT_BYTES:
+        pieces.append(end[:-UNSENT_BYTES])
+        end = end[-UNSENT_BYTES:]
+    return pieces, end

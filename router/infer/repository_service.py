@@ -71,6 +71,7 @@ class RepositoryService:
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
         self._stamped: dict[str, ModelStamp] = {}  # when the repository was read last
+        self._unreadable: dict[str, str] = {}  # why, at the latest load
         self._num_loading = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: set[VersionRuntime] = set()
@@ -128,15 +129,20 @@ class RepositoryService:
         while True:
             await asyncio.sleep(self._config.poll_s)
             try:
-                after = await self._stamps()
-                await self._look()
+                await self._poll_once()
             except RepositoryError as error:
                 log.error("the repository cannot be read: %s", error.cause)
-                continue
-            changes, self._stamped = changes_between(self._stamped, after), after
-            work = [self._load(name) for name in (*changes.added, *changes.changed)]
-            work += [self._unload(name) for name in changes.removed]
-            raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
+            except Exception:  # the next poll may succeed
+                log.exception("the repository was not polled")
+
+    async def _poll_once(self) -> None:
+        """Raises RepositoryError."""
+        after = await self._stamps()
+        await self._look()
+        changes, self._stamped = changes_between(self._stamped, after), after
+        work = [self._load(name) for name in (*changes.added, *changes.changed)]
+        work += [self._unload(name) for name in changes.removed]
+        raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
 
     async def close(self) -> None:
         """Unloads all models and waits until their requests have ended and their instances are gone, for at most
@@ -157,6 +163,11 @@ class RepositoryService:
         if self._num_loading or any(versions.is_loading for versions in models):
             return False
         return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Models of the repository that could not be read when they were to be loaded, and why."""
+        return {name: cause for name, cause in self._unreadable.items() if name in self._names}
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]:
         if self._is_local:  # a few directories are read faster than a thread is asked
@@ -205,6 +216,9 @@ class RepositoryService:
                 await self.unload(call.model)
         except InferError as error:
             link.control_result(call.call, error.message)
+        except Exception as error:
+            log.exception("what model %r was asked by another one has failed: %s", call.model, call.action)
+            link.control_result(call.call, f"Internal: {error!r}")
         else:
             link.control_result(call.call, None, value)
 
@@ -238,9 +252,11 @@ class RepositoryService:
         loop = asyncio.get_running_loop()
         try:
             read = partial(self._repository.read, model, config_json, files)
+            self._unreadable.pop(model, None)
             draft = await loop.run_in_executor(self._files, read)
         except RepositoryError as error:
             log.error("model %r cannot be read: %s", model, error.cause)
+            self._unreadable[model] = error.cause
             raise error.as_infer_error(model) from error
         except LoadError as error:
             self._versions_of(model)
@@ -271,12 +287,9 @@ class RepositoryService:
                 runtime.unload()
             versions.fail_load(runtimes, {})
             raise
-        causes = {}
-        for version, result in zip(runtimes, results, strict=True):
-            if isinstance(result, LoadError):
-                causes[version] = result.cause
-            elif result is not None:
-                raise result
+        causes = {
+            version: cause_of(result) for version, result in zip(runtimes, results, strict=True) if result is not None
+        }
         if causes:
             for version in runtimes.keys() - causes.keys():
                 runtimes[version].unload()
@@ -304,6 +317,7 @@ class RepositoryService:
     async def _unload(self, model: str) -> None:
         """Returns before the requests of its versions have ended."""
         async with self._lock(model):
+            self._unreadable.pop(model, None)
             versions = self._service.models.get(model)
             for runtime in () if versions is None else versions.unload():
                 runtime.unload()
@@ -332,11 +346,17 @@ class RepositoryService:
 def is_unchanged(draft: ModelDraft, version: str, runtime: VersionRuntime) -> bool:
     """Whether a version that serves is what a load would give."""
     before = runtime.draft
-    return (
-        version in draft.versions
-        and draft.keeps_version(version, before)
-        and draft.instance_groups == before.instance_groups
-    )
+    if version not in draft.versions or not draft.keeps_version(version, before):
+        return False
+    try:
+        return draft.instance_groups == before.instance_groups
+    except LoadError:  # which the load will raise, too
+        return False
+
+
+def cause_of(error: BaseException) -> str:
+    """Why a version could not be loaded."""
+    return error.cause if isinstance(error, LoadError) else f"Internal: {error!r}"
 
 
 def bytes_of(data: TensorData) -> bytes:

@@ -6,9 +6,9 @@ serve; they die and come back; at the end they stop.
 
 An instance:
 
-    STARTING -> [COMPLETING] -> WAITING -> INITIALIZING -> WARMING -> SERVING
-        ^                                                                  |
-        +------------ DEAD (its restart has a time) <----------------------+        any -> STOPPING -> GONE
+    PLANNED -> STARTING -> [COMPLETING] -> WAITING -> INITIALIZING -> WARMING -> SERVING
+                  ^                                                                  |
+                  +------------ DEAD (its restart has a time) <----------------------+        any -> STOPPING -> GONE
 
 The first instance completes the configuration for all; the others wait for that. It has no clock and no I/O: every call
 returns what is to be done.
@@ -28,6 +28,7 @@ MAX_HOSTS_LOST = 3  # by an instance that is loaded: it may be what ends them
 
 
 class InstancePhase(Enum):
+    PLANNED = "planned"
     STARTING = "starting"
     COMPLETING = "completing"
     WAITING = "waiting"
@@ -73,7 +74,7 @@ class ProcessEnd:
 @dataclass(slots=True)
 class InstanceLife:
     name: str
-    phase: InstancePhase = InstancePhase.STARTING
+    phase: InstancePhase = InstancePhase.PLANNED
     is_initialized: bool = False  # its process said so when it connected
     num_hosts_lost: int = 0  # before it has served
     restart_s: float | None = None
@@ -81,7 +82,7 @@ class InstanceLife:
 
     @property
     def has_process(self) -> bool:
-        return self.phase not in (InstancePhase.DEAD, InstancePhase.GONE)
+        return self.phase not in (InstancePhase.PLANNED, InstancePhase.DEAD, InstancePhase.GONE)
 
 
 class VersionLife:
@@ -121,7 +122,7 @@ class VersionLife:
     def begin(self) -> list[Action]:
         if not self._instances:  # a model whose backend needs none
             return self._loaded()
-        return [Action(Do.START, name) for name in self._instances]
+        return [self._start(instance) for instance in self._instances.values()]
 
     def connected(self, name: str, now: float, *, is_ready: bool = False) -> list[Action]:
         """The process of an instance has connected. `is_ready`: it is initialised, by the router before this one or
@@ -164,12 +165,18 @@ class VersionLife:
         instance = self._instances[name]
         return self._serve(instance, now) if instance.phase is InstancePhase.WARMING else []
 
+    def given_up(self, reason: str) -> list[Action]:
+        """The load has failed, perhaps before it has begun."""
+        return self._fail(reason) if self.phase is ModelPhase.LOADING else []
+
     def failed(self, name: str, reason: str) -> list[Action]:
         """An instance could not be completed, initialised or warmed up. Its process may still have to be stopped."""
         if self.phase is ModelPhase.LOADING:
             return self._fail(reason)
         instance = self._instances[name]
-        if self.phase is ModelPhase.READY and instance.phase is InstancePhase.WARMING:
+        settled = (InstancePhase.SERVING, InstancePhase.STOPPING)
+        if self.phase is ModelPhase.READY and instance.has_process and instance.phase not in settled:
+            instance.phase = InstancePhase.STOPPING
             return [Action(Do.STOP, name)]  # and it will be started again
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
+
+log = logging.getLogger(__name__)
 
 
 class InstanceLauncher(Protocol):
@@ -103,14 +106,18 @@ class VersionRuntime:
         return list(self._instances.values())
 
     async def load(self) -> None:
-        """Returns once all instances serve. Raises LoadError; then its processes are being stopped."""
+        """Returns once all instances serve. Raises LoadError; then its processes are being stopped, and `on_end`
+        follows, as it does after `unload`."""
         draft = self.draft
-        self._plan = {one.name: one for one in planned_instances(draft.instance_groups)}
-        completes = draft.is_completed_by_model
-        self._life = VersionLife(list(self._plan), completes=completes)
-        if not completes:
-            await self._accept(None)
-        self._perform(self._life.begin())
+        try:
+            self._plan = {one.name: one for one in planned_instances(draft.instance_groups)}
+            self._life = VersionLife(list(self._plan), completes=draft.is_completed_by_model)
+            if not draft.is_completed_by_model:
+                await self._accept(None)
+        except LoadError as error:
+            self._perform(self._life.given_up(error.cause))
+        else:
+            self._perform(self._life.begin())
         await self._loaded
 
     def submit(self, active: ActiveRequest) -> None:
@@ -144,7 +151,12 @@ class VersionRuntime:
         await self._has_ended.wait()
 
     def instance_connected(self, name: str, *, is_ready: bool) -> None:
-        self._perform(self._life.connected(name, self._loop.time(), is_ready=is_ready))
+        """The first time is that at which its launch is certain."""
+        refusal = self._enter_gate(name)
+        if refusal is None:
+            self._perform(self._life.connected(name, self._loop.time(), is_ready=is_ready))
+        else:
+            self.instance_failed(name, f"Invalid argument: {refusal.message}")
 
     def instance_disconnected(self, name: str) -> None:
         self._perform(self._life.disconnected(name))
@@ -176,19 +188,24 @@ class VersionRuntime:
         try:
             await self._accept(config)
         except LoadError as error:
-            self._perform(self._life.failed(next(iter(self._plan)), error.cause))
-            return
-        self._perform(self._life.completed(self._loop.time()))
+            self._perform(self._life.given_up(error.cause))
+        else:
+            self._perform(self._life.completed(self._loop.time()))
 
     async def _accept(self, config: Json | None) -> None:
         """Takes the complete configuration. Raises LoadError."""
-        spec = await asyncio.to_thread(self.draft.complete, self.version, config)
         try:
+            spec = await asyncio.to_thread(self.draft.complete, self.version, config)
             self._warm_up = await asyncio.to_thread(warm_up_requests, spec)
+            self.spec, self.check = spec, RequestCheck(spec)
+            self.runner = RequestRunner(spec, self.recorder, self._context.options, self._idle)
+        except LoadError:
+            raise
         except (OSError, ValueError) as error:
             raise LoadError(f"Invalid argument: {error}") from error
-        self.spec, self.check = spec, RequestCheck(spec)
-        self.runner = RequestRunner(spec, self.recorder, self._context.options, self._idle)
+        except Exception as error:
+            log.exception("version %s of model %r: its configuration cannot be taken", self.version, self.draft.name)
+            raise LoadError(f"Internal: {error!r}") from error
         self._is_complete = True
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
@@ -258,15 +275,22 @@ class VersionRuntime:
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))
 
-    def _initialize(self, name: str) -> None:
-        spec, planned, instance = self.spec, self._plan[name], self._instances[name]
-        gate = self._context.options.gate
+    def _enter_gate(self, name: str) -> InferError | None:
+        """Returns why it may not execute."""
+        gate, planned = self._context.options.gate, self._plan[name]
         if gate is not None:
             try:
-                gate.add(instance.link.start.launch, planned.group, planned.device, self.runner.turn_soon)
+                gate.add(self._instances[name].link.start.launch, planned.group, planned.device, self._turn_soon)
             except InferError as error:
-                self.instance_failed(name, f"Invalid argument: {error.message}")
-                return
+                return error
+        return None
+
+    def _turn_soon(self) -> None:
+        """An instance that had to wait at the gate may try again."""
+        self.runner.turn_soon()
+
+    def _initialize(self, name: str) -> None:
+        spec, planned, instance = self.spec, self._plan[name], self._instances[name]
         args = {
             "model_config": spec.config_json.decode(),
             "model_instance_kind": planned.kind_name,

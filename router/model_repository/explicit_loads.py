@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class ExplicitLoad:
 
 
 class ExplicitLoads:
-    """`folder` is made when it is needed. A file that cannot be written is logged: the load counts all the same."""
+    """`folder` is made when it is needed. Only this user may be able to write to it, because what it says is executed.
+    A file that cannot be written is logged: the load counts all the same."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,6 +49,13 @@ class ExplicitLoads:
     def latest(self) -> dict[str, ExplicitLoad | None]:
         """The latest load of each model; None: it was unloaded after that."""
         found: dict[str, ExplicitLoad | None] = {}
+        if not self._folder.exists():
+            return found
+        try:
+            check_own(self._folder)
+        except OSError as error:
+            log.warning("what clients have loaded before is not loaded again: %s", error)
+            return found
         for path in sorted(self._folder.glob("*.json")):
             with suppress(OSError, ValueError, KeyError, TypeError):  # not one of ours
                 said = json.loads(path.read_bytes())
@@ -60,11 +69,20 @@ class ExplicitLoads:
         path = self._folder / f"{quote(model, safe='')}.json"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_own(self._folder)
             part = path.with_suffix(".part")
             part.write_text(json.dumps(said), "utf-8")
             os.replace(part, path)
         except OSError as error:
             log.warning("the next router will not know what was done to model %r: %s", model, error)
+
+
+def check_own(folder: Path) -> None:
+    """Raises PermissionError if another user has made the folder or could write to it: it may lie where all do."""
+    found = folder.lstat()
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_ours or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} is not a folder that only this user can write to")
 
 
 def load_of(said: dict[str, Any]) -> ExplicitLoad:

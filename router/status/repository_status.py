@@ -6,13 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slipstream.router.tensors.infer_service import IndexEntry
+from slipstream.router.tensors.model_spec import ModelPhase
 
 LOADING = "models of the repository are being loaded"  # why a router is not ready
 
 
-def repository_status(index: Iterable[IndexEntry], *, is_ready: bool, ledger: Mapping[str, int]) -> dict[str, Any]:
-    """The versions of all models, and whether the server is ready as KServe means it. `ledger`: how many instances,
-    requests and pieces of memory there are, by name."""
+def repository_status(
+    index: Iterable[IndexEntry], unreadable: Mapping[str, str], *, is_ready: bool, ledger: Mapping[str, int]
+) -> dict[str, Any]:
+    """The versions of all models, and whether the server is ready as KServe means it. `unreadable`: why models could
+    not be read, which KServe's index does not say. `ledger`: how many instances, requests and pieces of memory there
+    are, by name."""
+    entries = [entry for entry in index if entry.phase is not None or entry.name not in unreadable]
+    entries += [IndexEntry(name, "", ModelPhase.UNAVAILABLE, cause) for name, cause in unreadable.items()]
     models = [
         {
             "name": entry.name,
@@ -20,6 +26,6 @@ def repository_status(index: Iterable[IndexEntry], *, is_ready: bool, ledger: Ma
             "state": entry.phase.value if entry.phase is not None else "",
             "reason": entry.reason,
         }
-        for entry in index
+        for entry in sorted(entries, key=lambda entry: entry.name)
     ]
     return {"ready": is_ready, "models": models, "ledger": dict(ledger)}

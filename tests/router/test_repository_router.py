@@ -14,6 +14,7 @@ import pytest
 from slipstream.router.config.kserve_config import KServeGrpcConfig, TensorMetricsConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
+from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.main import RouterProgram
 from slipstream.router.router import Router
 from tests.support.router.raw_client import Client
@@ -78,6 +79,19 @@ def test_a_request_to_a_language_model_is_a_404_that_says_so(tmp_path: Path) -> 
             assert status == 404
             assert orjson.loads(answer)["error"]["code"] == "model_not_found"
 
+    asyncio.run(main())
+
+
+def test_a_fault_at_the_start_of_the_models_ends_the_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(_: RepositoryService) -> None:
+        raise KeyError("what was forgotten")
+
+    async def main() -> None:
+        with pytest.raises(KeyError, match="what was forgotten"):
+            async with asyncio.timeout(10.0), serving(tmp_path):
+                pass
+
+    monkeypatch.setattr(RepositoryService, "start", start)
     asyncio.run(main())
 
 

@@ -48,9 +48,11 @@ class InstanceHost:
         """Connects to the router, again and again, and obeys it until `stop`. Before it returns all instances have
         ended. Raises HostRefused, and OSError if the folder for logs cannot be made."""
         await asyncio.to_thread(self._prepare)
+        logs = asyncio.create_task(self._table.keep_logs_small(), name="logs of the instances")
         try:
             await self._obey()
         finally:
+            logs.cancel()
             self._table.stop_all(self._grace_s)
             await self._table.wait_empty()
             if self._session is not None:

@@ -10,10 +10,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from slipstream.workers.instances.instance_log import opened, tail_of
 from slipstream.workers.instances.launch_command import LaunchCommand
-
-LOG_TAIL_BYTES = 4096
-MAX_LOG_BYTES = 16 << 20  # then a new file is begun, and the old one kept
 
 
 class InstanceProcess:
@@ -23,7 +21,7 @@ class InstanceProcess:
     The kernel ends an instance with the thread that started it: construct it on a thread that lasts."""
 
     def __init__(self, command: LaunchCommand, log: Path | None, ended: Callable[[int], None]) -> None:
-        self._log = log
+        self.log = log
         self._log_start = 0
         self._ended = ended
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -39,12 +37,7 @@ class InstanceProcess:
     @property
     def log_tail(self) -> str:
         """The end of its output; "" if that is not in a file."""
-        if self._log is None:
-            return ""
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-        return ""
+        return "" if self.log is None else tail_of(self.log, self._log_start)
 
     def terminate(self) -> None:
         """Asks it to finalize its model and end."""
@@ -67,7 +60,7 @@ class InstanceProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def _started(self, command: LaunchCommand) -> subprocess.Popen[bytes]:
-        output = None if self._log is None else _opened(self._log)
+        output = None if self.log is None else opened(self.log)
         if output is not None:
             self._log_start = os.fstat(output).st_size
         try:
@@ -92,11 +85,3 @@ class InstanceProcess:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self._ended(returncode)
-
-
-def _opened(log: Path) -> int:
-    """A descriptor that appends to the file, which other instances with this name may have written."""
-    with contextlib.suppress(FileNotFoundError):
-        if log.stat().st_size > MAX_LOG_BYTES:
-            log.replace(log.with_suffix(".old.log"))
-    return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)

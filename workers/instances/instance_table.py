@@ -13,8 +13,11 @@ from urllib.parse import quote
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensor_memory.stale_files import remove_files_of
+from slipstream.workers.instances.instance_log import trim
 from slipstream.workers.instances.instance_process import InstanceProcess
 from slipstream.workers.instances.launch_command import InstanceContact, Launcher
+
+CHECK_LOGS_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +76,13 @@ class InstanceTable:
 
     async def wait_empty(self) -> None:
         await self._is_empty.wait()
+
+    async def keep_logs_small(self) -> None:
+        """Watches the logs of what runs, until it is cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_LOGS_S)
+            logs = {process.log for process in self._processes.values() if process.log is not None}
+            await asyncio.to_thread(trim, logs)
 
     async def _start(self, start: StartInstance, contact: InstanceContact) -> None:
         """It has no effect once it is cancelled."""

@@ -34,6 +34,7 @@ RING_BYTES = RESENT_BYTES + SMALL_PART_BYTES
 LOG = RING + RING_BYTES
 FIRST_LOG_BYTES = 32 * 1024  # room for the log; it grows as it must
 KEPT_LOG_BYTES = 128 * 1024  # that an idle connection may go on having
+MAX_LOG_BYTES = 256 << 20  # a larger request is in memory once, and is not repeated by the next router
 
 HEADER = struct.Struct("<HHIQQQQ")  # phase, spoiled, lives; bytes in and out; length of the log, now and at takeover
 ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes; then its content
@@ -131,9 +132,14 @@ class Journal:
     def received(self, data: bytes | memoryview) -> None:
         """The client has sent something."""
         self.in_bytes += len(data)
-        if not self.is_spoiled:
+        if not self.is_spoiled and self._log_bytes + len(data) > MAX_LOG_BYTES:
+            self.is_spoiled = True
+            self._log_bytes = self._log_bytes_before = 0
+        elif not self.is_spoiled:
             self._append(INPUT, 0, data)
         self.commit()
+        if self.is_spoiled and len(self._memory) > LOG + MAX_LOG_BYTES // 2:
+            self._memory.resize(LOG + FIRST_LOG_BYTES)
 
     def continued(self, data: bytes | memoryview) -> None:
         """`data` asks the client for the body of its request."""

@@ -18,9 +18,10 @@ class ExecutionGate:
         self._retries: dict[str, Callable[[], None]] = {}
 
     def add(self, key: str, group: InstanceGroup, device: int, retry: Callable[[], None]) -> None:
-        """Raises InferError if there will never be enough of a resource for it."""
-        self._limiter.add(key, group, device)
-        self._retries[key] = retry
+        """Raises InferError if there will never be enough of a resource for it. Idempotent."""
+        if key not in self._retries:
+            self._limiter.add(key, group, device)
+            self._retries[key] = retry
 
     def remove(self, key: str) -> None:
         """The instance is gone. Idempotent."""
@@ -38,6 +39,11 @@ class ExecutionGate:
         """It has nothing to execute."""
         if key in self._retries:
             self._try_again(self._limiter.withdraw(key))
+
+    def leave(self, key: str) -> None:
+        """It executes nothing any more: what it has taken and its place in the line are free."""
+        self.withdraw(key)
+        self.release(key, has_executed=False)
 
     def _try_again(self, keys: Sequence[str]) -> None:
         for retry in dict.fromkeys(self._retries[key] for key in keys):

@@ -151,6 +151,8 @@ class VersionDispatch:
         if work is None:
             return
         self._free.pop(name, None)
+        if self._gate is not None:
+            self._gate.leave(work.key)  # it may come back over another connection
         rejected = self._scheduler.remove_instance(name, now)
         for active in list(work.open.values()):
             self._lost(active, error, now)

@@ -34,6 +34,14 @@ def test_the_models_to_try_have_no_faults() -> None:
     assert f"ok: the models in {ROOT / 'configs/repository'}, HTTP port 8000" in output
 
 
+def test_a_repository_that_is_served_meanwhile_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.cluster.commands.start_check.why_not_there", lambda _: "port 8000 is in use")
+    folder = ROOT / "configs/repository"
+    result = CliRunner().invoke(check_command, [str(folder)])
+    assert result.exit_code == 0
+    assert f"warning: {folder}: port 8000 is in use" in result.output
+
+
 def test_every_fault_is_named_with_file_and_field(broken: Path) -> None:
     code, output = checked(str(broken))
     assert code == 2

@@ -18,6 +18,7 @@ import pytest
 
 from slipstream.cluster.driver.driver_restarts import MAX_FRUITLESS
 from slipstream.cluster.processes.guardian_link import RAY_ENDED
+from slipstream.router.tensor_memory.stale_files import MIN_AGE_S
 
 # Notes each of its starts in a file, and then does what the script says.
 PREAMBLE = """
@@ -104,6 +105,18 @@ def test_the_exit_code_of_a_driver_that_ends_by_itself_is_passed_on(begin: Calla
     run = begin(f"sys.exit({code})")
     assert run.end() == (code, "")
     assert [note["is_again"] for note in run.notes] == [False]
+
+
+def test_shared_memory_of_a_process_that_was_killed_at_the_end_is_removed(begin: Callable[..., Run]) -> None:
+    file = Path(f"/dev/shm/slipstream-{os.getpid()}-guardian")
+    file.touch()
+    wait_until_old = f"while time.time() - os.stat({str(file)!r}).st_ctime < {MIN_AGE_S}: time.sleep(0.01)\n"
+    try:
+        run = begin(wait_until_old + "sys.exit(0)")
+        assert run.end() == (0, "")
+        assert not file.exists()
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def test_a_driver_that_is_killed_before_it_was_up_has_no_successor(begin: Callable[..., Run]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.cluster.state.cluster_status import describe
-from slipstream.cluster.state.repository_lines import MAX_FAILED, repository_lines
+from slipstream.cluster.state.repository_lines import MAX_FAILED, repository_lines, start_lines
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 
 
@@ -28,7 +28,7 @@ def model(name: str, phase: str, reason: str = "") -> dict[str, Any]:
     return {"name": name, "version": "1" if phase else "", "state": phase, "reason": reason}
 
 
-ROUTER = {
+ROUTER: dict[str, Any] = {
     "num_running": 0,
     "num_waiting": 0,
     "workers": [],
@@ -54,6 +54,14 @@ def test_a_cluster_with_a_repository_alone_shows_its_models_and_no_pools() -> No
     ]
     assert not any("decode" in line for line in lines)
     assert any("instances-0" in line for line in lines)
+
+
+def test_the_start_names_the_models_that_have_failed() -> None:
+    assert list(start_lines(ROUTER["repository"])) == [
+        "the models are loaded, but for these:",
+        "  broken version 1: Internal: ValueError: no",
+    ]
+    assert list(start_lines({"models": [model("a", "READY")]})) == ["the models are loaded"]
 
 
 def test_only_some_of_many_failed_models_are_named() -> None:

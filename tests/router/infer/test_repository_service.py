@@ -11,6 +11,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slipstream.router.model_repository.model_draft import ModelDraft
+from slipstream.router.model_repository.model_repository import ModelRepository
+from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.status.repository_status import repository_status
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
@@ -21,6 +25,13 @@ from tests.support.router.until import until
 ONE_IN = 'input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }'
 ONE_OUT = 'output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }'
 PLAIN = f"{ONE_IN} {ONE_OUT}"
+ON_GPU = f"{PLAIN} instance_group {{ kind: KIND_GPU gpus: [ 0 ] }}"  # of a machine that has none
+ON_GPU_JSON = """{
+    "backend": "python",
+    "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [-1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]}],
+    "instance_group": [{"kind": "KIND_GPU", "gpus": [0]}]
+}"""
 DOUBLE = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -45,6 +56,11 @@ class TritonPythonModel:
             open(path, "w").close()
             os._exit(3)
         return [response([1])]
+"""
+ASKER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [response([pb_utils.is_model_ready("other")])]
 """
 COUNT_UP = """
 class TritonPythonModel:
@@ -276,6 +292,95 @@ async def test_a_model_that_fails_at_the_start_makes_the_server_unready(tmp_path
         entry = next(entry for entry in lab.repository.index() if entry.name == "broken")
         assert entry.phase is ModelPhase.UNAVAILABLE
         assert "RuntimeError: broken" in entry.reason
+
+
+@in_loop
+async def test_a_model_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"wrong": ("nonsense { }", DOUBLE)}, exit_on_error=False) as lab:
+        status = repository_status(lab.repository.index(), lab.repository.unreadable, is_ready=True, ledger={})
+        (model,) = status["models"]
+        assert (model["name"], model["version"], model["state"]) == ("wrong", "", "UNAVAILABLE")
+        assert 'no field named "nonsense"' in model["reason"]
+        lab.write("wrong", PLAIN, DOUBLE)
+        await lab.repository.load("wrong")
+        assert lab.repository.unreadable == {}
+
+
+@in_loop
+async def test_a_load_that_fails_before_it_has_begun_leaves_nothing(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"gpu": (ON_GPU, DOUBLE)}, exit_on_error=False) as lab:
+        assert lab.repository.num_running == 0
+        (entry,) = lab.repository.index()
+        assert entry.phase is ModelPhase.UNAVAILABLE
+        with pytest.raises(InferError, match="load failed for model 'gpu'"):
+            await lab.repository.load("gpu", files={"1/model.py": DOUBLE.encode()}, config_json=ON_GPU_JSON)
+        assert lab.repository.num_running == 0
+
+
+@in_loop
+async def test_a_fault_of_the_completion_fails_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def complete(*_: object) -> None:
+        raise KeyError("what was forgotten")
+
+    monkeypatch.setattr(ModelDraft, "complete", complete)
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}, exit_on_error=False, load_retries=0) as lab:
+        (entry,) = lab.repository.index()
+        assert (entry.phase, entry.reason) == (ModelPhase.UNAVAILABLE, "Internal: KeyError('what was forgotten')")
+
+
+@in_loop
+async def test_a_reload_that_only_changes_the_instances_can_fail(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}) as lab:
+        lab.write("double", ON_GPU, DOUBLE)
+        with pytest.raises(InferError, match="load failed for model 'double'"):
+            await lab.repository.load("double")
+        assert await lab.infer("double", 3) == [[6]]
+
+
+@in_loop
+async def test_the_poll_goes_on_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"control_mode": "poll", "load_models": (), "poll_s": 0.05}
+    async with repository_lab(tmp_path, {}, **settings) as lab:
+        stamps, failed = ModelRepository.stamps, asyncio.Event()
+
+        def stamps_that_fail(repository: ModelRepository) -> dict[str, ModelStamp]:
+            monkeypatch.setattr(ModelRepository, "stamps", stamps)
+            loop.call_soon_threadsafe(failed.set)
+            raise KeyError("what was forgotten")
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(ModelRepository, "stamps", stamps_that_fail)
+        polling = asyncio.create_task(lab.repository.poll())
+        await failed.wait()
+        lab.write("double", PLAIN, DOUBLE)
+        await until(lambda: lab.service.is_ready("double"))
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+
+
+@in_loop
+async def test_an_instance_of_an_earlier_router_needs_resources_too(tmp_path: Path) -> None:
+    limited = f'{PLAIN} instance_group {{ rate_limiter {{ resources {{ name: "R" count: 1 }} }} }}'
+    async with repository_lab(tmp_path, {"a": (limited, FRAGILE)}, rate_limit="execution_count") as lab:
+        first = await lab.infer("a", 0)
+        await lab.port.stop()
+        await lab.listen()
+        await lab.repository.start()
+        assert await lab.infer("a", 0) == first
+
+
+@in_loop
+async def test_a_model_is_answered_although_its_question_meets_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with repository_lab(tmp_path, {"asker": (PLAIN, ASKER)}) as lab:
+
+        def is_ready(*_: object) -> bool:
+            raise KeyError("what was forgotten")
+
+        monkeypatch.setattr(lab.service, "is_ready", is_ready)
+        with pytest.raises(InferError, match="what was forgotten"):
+            await lab.infer("asker", 1)
 
 
 @in_loop

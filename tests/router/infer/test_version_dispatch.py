@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.router.batching.resources.rate_limiter import RateLimiter
 from slipstream.router.batching.scheduler_choice import scheduler_of
 from slipstream.router.infer.model_instance import unhealthy
 from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.requests.version_dispatch import RETRY_PAUSE_S, DispatchOptions, VersionDispatch
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
-from slipstream.router.tensors.model_spec import DynamicBatching, ModelSpec, TensorSpec
+from slipstream.router.tensors.model_spec import DynamicBatching, InstanceGroup, ModelSpec, RateResource, TensorSpec
 from slipstream.router.tensors.tensor import Tensor
 
 IN, OUT = TensorSpec("IN", "INT32", (1,)), TensorSpec("OUT", "INT32", (1,))
@@ -232,6 +234,22 @@ def test_requests_of_a_dead_instance_keep_their_order() -> None:
     world.dispatch.add_instance("M_1", world.now)
     requests = [place.request.id for place in world.running["M_1"][1] if place.request is not None]
     assert requests == ["a", "b", "c", "d"]
+
+
+def test_an_instance_that_is_lost_gives_back_what_it_had_at_the_gate() -> None:
+    group = InstanceGroup("g", 1, "KIND_CPU", rate_resources=(RateResource("R", 1),))
+    gate = ExecutionGate(RateLimiter(), lambda retry: None)
+    world = World(options=DispatchOptions(gate=gate))
+    for key in ("a's", "b's"):
+        gate.add(key, group, 0, lambda: None)
+        world.dispatch.add_instance(key[0], world.now, key)
+    world.submit()
+    world.submit()
+    assert list(world.running) == ["a"]  # b stands in line
+    world.lose("b")
+    world.lose("a")  # its connection; the process goes on
+    world.dispatch.add_instance("a", world.now, "a's")
+    assert list(world.running) == ["a"]
 
 
 def test_a_request_that_waits_can_be_cancelled() -> None:

@@ -167,6 +167,23 @@ def test_instances_that_die_while_it_unloads_do_not_come_back() -> None:
     assert life.ended("M_0_1", ProcessEnd("killed"), 2.0) == [Action(Do.RETIRE, "M_0_1"), Action(Do.END)]
 
 
+def test_a_load_can_fail_or_be_given_up_before_it_has_begun() -> None:
+    life = VersionLife(NAMES, completes=False)
+    assert life.given_up("no such GPU") == [Action(Do.FAILED), Action(Do.END)]
+    life = VersionLife(NAMES, completes=False)
+    assert life.unload(has_requests=False) == [Action(Do.END)]
+
+
+def test_an_instance_that_cannot_be_initialised_again_is_stopped_and_comes_back_later() -> None:
+    life = serving("M_0_0")
+    life.ended("M_0_0", ProcessEnd("killed"), 1.0)
+    life.due(2.0)
+    assert life.connected("M_0_0", 3.0) == [Action(Do.INITIALIZE, "M_0_0")]
+    assert life.failed("M_0_0", "too little of resource R") == [Action(Do.STOP, "M_0_0")]
+    assert life.ended("M_0_0", ProcessEnd("exit 0"), 4.0) == []
+    assert life.due(5.0) == [Action(Do.START, "M_0_0")]
+
+
 def test_a_load_can_be_given_up() -> None:
     life = VersionLife(NAMES, completes=False)
     life.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,26 @@ def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
     loads = ExplicitLoads(tmp_path)
     loads.loaded("a", ExplicitLoad())
     assert list(loads.latest()) == ["a"]
+
+
+@pytest.mark.parametrize("whose", ["anyone's", "another user's", "a link"])
+def test_a_folder_that_others_can_write_to_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    folder = tmp_path / "loads"
+    ExplicitLoads(folder).loaded("a", ExplicitLoad())
+    if whose == "anyone's":
+        folder.chmod(0o777)
+    elif whose == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    else:
+        folder = folder.rename(tmp_path / "elsewhere")
+        (tmp_path / "loads").symlink_to(folder)
+    loads = ExplicitLoads(tmp_path / "loads")
+    assert loads.latest() == {}
+    loads.unloaded("b")
+    assert [path.name for path in folder.iterdir()] == ["a.json"]
+    assert caplog.text.count("is not a folder that only this user can write to") == 2
 
 
 def test_a_load_counts_although_it_cannot_be_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -72,11 +72,15 @@ class Answers:
 
 @dataclass
 class RepositoryLab:
+    """`service`, `repository` and `port` are those of the latest router (`listen`)."""
+
     folder: Path
-    service: TensorService
-    repository: RepositoryService
-    port: InstancePort
     pool: RegionPool
+    config: RepositoryConfig
+    path: str  # of the port
+    service: TensorService = field(init=False)
+    repository: RepositoryService = field(init=False)
+    port: InstancePort = field(init=False)
     num_held: int = 0  # requests whose inputs have not been given back
 
     def write(self, name: str, config: str, code: str, version: str = "1") -> None:
@@ -114,6 +118,13 @@ class RepositoryLab:
 
     def hosts_changed(self) -> None: ...
 
+    async def listen(self) -> None:
+        """The port and the repository, of the first router or of the next one."""
+        self.service = TensorService()
+        self.port = InstancePort(InstancePortConfig(TOKEN, self.path), self.pool, self)
+        self.repository = RepositoryService(self.config, ModelRepository((str(self.folder),)), self.service, self.port)
+        await self.port.start()
+
     def found_running(self, start: StartInstance) -> InstanceOwner | None:
         return None
 
@@ -126,14 +137,12 @@ async def repository_lab(
     folder = tmp_path / "models"
     folder.mkdir()
     config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
-    pool, service = RegionPool(64 << 20), TensorService()
-    lab = RepositoryLab(folder, service, None, None, pool)  # type: ignore[arg-type]
-    lab.port = InstancePort(InstancePortConfig(TOKEN, str(tmp_path / "port")), pool, lab)
-    lab.repository = RepositoryService(config, ModelRepository((str(folder),)), service, lab.port)
+    pool, path = RegionPool(64 << 20), str(tmp_path / "port")
+    lab = RepositoryLab(folder, pool, config, path)
     for name, (text, code) in models.items():
         lab.write(name, text, code)
-    await lab.port.start()
-    host = InstanceHost(InstanceHostConfig(f"unix:{tmp_path / 'port'}", TOKEN, "a", logs=str(tmp_path)))
+    await lab.listen()
+    host = InstanceHost(InstanceHostConfig(f"unix:{path}", TOKEN, "a", logs=str(tmp_path)))
     running = asyncio.create_task(host.run())
     try:
         async with asyncio.timeout(TIMEOUT_S):

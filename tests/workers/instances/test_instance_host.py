@@ -111,7 +111,7 @@ async def test_a_process_that_dies_is_reported_with_the_end_of_its_log(tmp_path:
 async def test_instances_of_one_name_share_a_log_that_does_not_grow_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.workers.instances.instance_process.MAX_LOG_BYTES", 30)
+    monkeypatch.setattr("slipstream.workers.instances.instance_log.MAX_LOG_BYTES", 30)
     log, old = tmp_path / "m_0_0-version-1.log", tmp_path / "m_0_0-version-1.old.log"
     async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher("fail"), str(tmp_path)):
         for expected in (1, 2, 3, 1):
@@ -119,7 +119,25 @@ async def test_instances_of_one_name_share_a_log_that_does_not_grow_for_ever(
             lab.port.launch(start_of(), owner)
             assert (await owner.next("ended")).log_tail == "no such model\n"  # of this process alone
             assert log.read_text() == "no such model\n" * expected
-        assert old.read_text() == "no such model\n" * 3
+        assert old.read_text() == ("no such model\n" * 3)[-30:]
+
+
+@in_loop
+async def test_the_log_of_an_instance_that_runs_for_long_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.workers.instances.instance_log.MAX_LOG_BYTES", 30)
+    monkeypatch.setattr("slipstream.workers.instances.instance_table.CHECK_LOGS_S", 0.05)
+    log = tmp_path / "m_0_0-version-1.log"
+    async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher(), str(tmp_path)):
+        link, owner = await ready_instance(lab)
+        with log.open("a") as output:
+            output.write("x" * 100)
+        await until(lambda: log.stat().st_size == 0)
+        link.stop(30.0)
+        await owner.next("disconnected")
+        assert (await owner.next("ended")).log_tail == "finalized\n"
+        assert (tmp_path / "m_0_0-version-1.old.log").read_text() == "x" * 30
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import grpc.aio
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess
+from slipstream.router.api.kserve.grpc.departures import ignore_departures
 from slipstream.router.api.kserve.grpc.inference.infer_acceptor import InferAcceptor
 from slipstream.router.api.kserve.grpc.rpc_table import RpcTable
 from slipstream.router.api.kserve.kserve_server import KServeServer
@@ -36,6 +37,7 @@ class GrpcServer:
     async def start(self) -> int:
         """Listens. Returns the port. Raises OSError if it cannot listen or read a certificate."""
         port = self._config.port or 0
+        ignore_departures()
         server = grpc.aio.server(handlers=(self._table,), options=_options(self._config))
         address = f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
         try:

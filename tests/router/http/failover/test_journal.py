@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.router.http.failover import journal as journal_module
 from slipstream.router.http.failover.journal import (
     CURRENT,
     ENTRY,
@@ -125,6 +126,20 @@ def test_a_large_request_makes_the_memory_larger_and_rest_gives_it_back(shared: 
     assert shared.reopened().unfinished().request == large
     shared.journal.rest()
     assert os.fstat(shared.fd).st_size == LOG + FIRST_LOG_BYTES
+    shared.journal.received(b"small")
+    assert shared.reopened().unfinished().request == b"small"
+
+
+def test_a_request_that_is_too_large_is_not_kept(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_LOG_BYTES", 4 * KEPT_LOG_BYTES)
+    for _ in range(5):
+        shared.journal.received(bytes(KEPT_LOG_BYTES))
+    shared.journal.begun()
+    found = shared.reopened()
+    assert found.is_spoiled
+    assert found.in_bytes == 5 * KEPT_LOG_BYTES
+    assert os.fstat(shared.fd).st_size == LOG + FIRST_LOG_BYTES
+    shared.journal.rest()
     shared.journal.received(b"small")
     assert shared.reopened().unfinished().request == b"small"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
+import logging
 import random
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -450,6 +452,18 @@ async def test_requests_that_run_at_the_stop_end_within_the_grace() -> None:
             submission.respond({"SUM": VECTOR[None]})
             assert pb.ModelInferResponse.FromString(await call).outputs[0].name == "SUM"
             await stopping
+
+
+def test_a_client_that_leaves_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @in_loop
+    async def log_as_grpcio_does() -> None:
+        async with grpc_lab():
+            log = logging.getLogger("grpc._cython.cygrpc")
+            log.error("ExecuteBatchError raised in core by servicer method [%s]", "/inference")
+            log.error("Unexpected [%s] raised by servicer method [%s]", "ValueError", "/inference")
+
+    log_as_grpcio_does()
+    assert [record.msg.split()[0] for record in caplog.records if record.levelname == "ERROR"] == ["Unexpected"]
 
 
 @in_loop
