@@ -63,7 +63,7 @@ class TensorModels:
     async def start(self, front: Front, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
-        pool = self.pool = cleanup.enter_context(RegionPool())
+        pool = self.pool = cleanup.enter_context(RegionPool(config.shared_memory_bytes))
         sockets = listening_at(self._instance_host, config.instance_port, BACKLOG)
         cleanup.callback(close_all, sockets)
         unix_path = "" if self._instances_path is None else str(self._instances_path)

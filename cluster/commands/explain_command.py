@@ -36,8 +36,8 @@ def explain_command(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Show where and when a request ran, and why there. ID is the `id` of the answer or its x-request-id. Without ID,
-    the latest requests are listed."""
+    """Show where and when a request ran, and why there. ID is the `id` of the answer or its x-request-id; of several
+    requests to tensor models with that `id`, the latest is shown. Without ID, the latest requests are listed."""
     if request_id is not None and last is not None:
         raise click.UsageError("give an ID or --last, not both")
     if request_id is not None and tensors:

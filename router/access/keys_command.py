@@ -43,7 +43,11 @@ def keys_command() -> None:
     help=f"A limit for one model, beside those for all; WHAT is {' or '.join(RATES)}. May be given several times.",
 )
 @click.option("--expires", help="A date, or a date and time, as in 2027-01-31T12:00:00Z.")
-@click.option("--admin", is_flag=True, help="May see metrics and status, and requests and usage of all keys.")
+@click.option(
+    "--admin",
+    is_flag=True,
+    help="May see metrics, status, requests and usage of all keys, and load tensor models, which run code.",
+)
 @click.option(
     "--shared-cache", is_flag=True, help="Shares cached KV with other tenants whose keys have this option, too."
 )

@@ -58,6 +58,7 @@ class RepositoryConfig:
     download_folder: str | None = None  # of repositories that are elsewhere; null: that of a cluster's model_cache
     download_max_gib: float | None = None  # how large it may grow; null: as model_cache says, or without limit
     cache_bytes: int = 0  # of the response cache; 0: none
+    shared_memory_mib: int | None = None  # of large tensors on their way; null: as the machine allows
     rate_limit: Literal["off", "execution_count", False] = "off"  # False is what YAML makes of a bare `off`
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     # Backend -> setting -> value, as Triton's --backend-config. The backend "" has settings for all.
@@ -68,6 +69,10 @@ class RepositoryConfig:
     http: KServeHttpConfig = field(default_factory=KServeHttpConfig)
     grpc: KServeGrpcConfig = field(default_factory=KServeGrpcConfig)
     metrics: TensorMetricsConfig = field(default_factory=TensorMetricsConfig)
+
+    @property
+    def shared_memory_bytes(self) -> int | None:
+        return None if self.shared_memory_mib is None else self.shared_memory_mib << 20
 
     @property
     def is_on(self) -> bool:
@@ -103,5 +108,7 @@ class RepositoryConfig:
             raise ValueError("download_folder must name a folder or be null, got ''")
         if self.download_max_gib is not None and not 0 < self.download_max_gib < float("inf"):
             raise ValueError(f"download_max_gib must be over 0 and finite, or null, got {self.download_max_gib}")
+        if self.shared_memory_mib is not None and self.shared_memory_mib < 1:
+            raise ValueError(f"shared_memory_mib must be at least 1, or null, got {self.shared_memory_mib}")
         if self.log_verbose < 0:
             raise ValueError(f"log_verbose must not be negative, got {self.log_verbose}")

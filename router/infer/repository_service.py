@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -14,26 +13,21 @@ from slipstream.router.batching.resources.rate_limiter import RateLimiter
 from slipstream.router.batching.resources.resource_pool import counts_by_device
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
-from slipstream.router.infer.model_versions import ModelVersions
+from slipstream.router.infer.model_loads import ModelLoads
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
-from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.infer.version_runtime import InstanceLauncher, RuntimeContext, VersionRuntime
+from slipstream.router.infer.version_runtime import InstanceLauncher, RuntimeContext
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ControlCall
 from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
 from slipstream.router.model_repository.load_plan import models_at_start
-from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.repository_error import (
     AMBIGUOUS,
-    LoadError,
     RepositoryError,
-    load_failure,
 )
 from slipstream.router.model_repository.repository_watch import ModelStamp, changes_between
-from slipstream.router.process.gc_tuning import RareCollection
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
@@ -48,8 +42,7 @@ AS_IT_IS = ExplicitLoad()  # with the configuration and the files of the reposit
 class RepositoryService:
     """RepositoryControl. `start` begins to load what the control mode says; `close` unloads everything.
 
-    Loads and unloads of one model come one after the other; different models load side by side. With `explicit_loads`
-    those that clients have asked for are done again by the next router."""
+    With `explicit_loads`, the loads that clients have asked for are done again by the next router."""
 
     def __init__(
         self,
@@ -65,34 +58,31 @@ class RepositoryService:
         self._explicit_loads = explicit_loads
         self.cache = ResponseCache(config.cache_bytes) if config.cache_bytes else None
         options = DispatchOptions(config.request_retries, self.cache, gate_of(config))
-        self._context = RuntimeContext(launcher, service, self, options)
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
-        self._locks: dict[str, asyncio.Lock] = {}
+        context = RuntimeContext(launcher, service, self, options)
+        self._loads = ModelLoads(config, repository, service, context, self._files)
         self._is_local = not any("://" in path for path in config.paths)
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
         self._stamped: dict[str, ModelStamp] = {}  # when the repository was read last
-        self._unreadable: dict[str, str] = {}  # why, at the latest load
-        self._num_loading = 0
+        self._is_starting = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running: set[VersionRuntime] = set()
-        self._garbage = RareCollection()  # of versions that have ended
 
     @property
     def num_running(self) -> int:
         """Versions that load, serve, or end their requests; 0 once everything is unloaded."""
-        return len(self._running)
+        return len(self._loads.running)
 
     async def start(self) -> None:
         """Loads the models of the start, `load_threads` at a time. Raises InferError for one that could not be loaded
         if that is to end the server, RepositoryError if the repository cannot be read, ValueError for `load_models`
         that make no sense."""
         config = self._config
-        self._num_loading += 1  # the server is unready until all have been tried
+        self._is_starting = True  # the server is unready until all have been tried
         try:
             results = await self._load_first()
         finally:
-            self._num_loading -= 1
+            self._is_starting = False
         raise_unexpected(results)
         for failure in filter(None, results):
             if config.exit_on_error and config.control_mode != "poll":
@@ -116,7 +106,7 @@ class RepositoryService:
         async def load(name: str) -> None:
             own = asked.get(name) or AS_IT_IS
             async with slots:
-                await self._load(name, own.config_json, own.files)
+                await self._loads.load(name, own.config_json, own.files)
 
         return await asyncio.gather(*map(load, names), return_exceptions=True)
 
@@ -142,8 +132,8 @@ class RepositoryService:
         after = await self._stamps()
         await self._look()
         changes, self._stamped = changes_between(self._stamped, after), after
-        work = [self._load(name) for name in (*changes.added, *changes.changed)]
-        work += [self._unload(name) for name in changes.removed]
+        work = [self._loads.load(name) for name in (*changes.added, *changes.changed)]
+        work += [self._loads.unload(name) for name in changes.removed]
         raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
 
     async def close(self) -> None:
@@ -153,23 +143,23 @@ class RepositoryService:
             task.cancel()
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
-                await asyncio.gather(*(self._unload(name) for name in list(self._service.models)))
-                await asyncio.gather(*(runtime.wait_for_end() for runtime in self._running))
+                await asyncio.gather(*(self._loads.unload(name) for name in list(self._service.models)))
+                await asyncio.gather(*(runtime.wait_for_end() for runtime in self._loads.running))
         except TimeoutError:
-            left = ", ".join(sorted({runtime.draft.name for runtime in self._running}))
+            left = ", ".join(sorted({runtime.draft.name for runtime in self._loads.running}))
             log.warning("models have not ended within %g s: %s", EXIT_TIMEOUT_S, left)
         self._files.shutdown(wait=False)
 
     def is_server_ready(self) -> bool:
         models = self._service.models.values()
-        if self._num_loading or any(versions.is_loading for versions in models):
+        if self._is_starting or self._loads.num_loading or any(versions.is_loading for versions in models):
             return False
         return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
 
     @property
     def unreadable(self) -> Mapping[str, str]:
         """Models of the repository that could not be read when they were to be loaded, and why."""
-        return {name: cause for name, cause in self._unreadable.items() if name in self._names}
+        return {name: cause for name, cause in self._loads.unreadable.items() if name in self._names}
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]:
         if self._is_local:  # a few directories are read faster than a thread is asked
@@ -189,14 +179,14 @@ class RepositoryService:
 
     async def load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
         self._check_explicit()
-        await self._load(model, config_json, files)
+        await self._loads.load(model, config_json, files)
         if self._explicit_loads is not None:
             note = partial(self._explicit_loads.loaded, model, ExplicitLoad(config_json, files))
             await asyncio.get_running_loop().run_in_executor(self._files, note)
 
     async def unload(self, model: str, *, with_dependents: bool = False) -> None:
         self._check_explicit()
-        await self._unload(model)
+        await self._loads.unload(model)
         if self._explicit_loads is not None:
             await asyncio.get_running_loop().run_in_executor(self._files, self._explicit_loads.unloaded, model)
 
@@ -237,129 +227,6 @@ class RepositoryService:
         loop = asyncio.get_running_loop()
         self._names = await loop.run_in_executor(self._files, self._repository.names)
         self._ambiguous = await loop.run_in_executor(self._files, self._repository.ambiguous)
-
-    async def _load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
-        """Raises InferError; then the versions before serve on."""
-        self._num_loading += 1
-        try:
-            async with self._lock(model):
-                await self._load_locked(model, config_json, files)
-        except InferError as error:
-            log.error("%s", error.message)
-            raise
-        finally:
-            self._num_loading -= 1
-
-    async def _load_locked(self, model: str, config_json: str, files: Mapping[str, bytes] | None) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            read = partial(self._repository.read, model, config_json, files)
-            self._unreadable.pop(model, None)
-            draft = await loop.run_in_executor(self._files, read)
-        except RepositoryError as error:
-            log.error("model %r cannot be read: %s", model, error.cause)
-            self._unreadable[model] = error.cause
-            raise error.as_infer_error(model) from error
-        except LoadError as error:
-            self._versions_of(model)
-            raise load_failure(model, {"": error.cause}) from error
-        num_retries = 0 if draft.is_temporary else self._config.load_retries  # which its first end removes
-        for num_left in reversed(range(1 + num_retries)):
-            try:
-                await self._load_draft(draft)
-                return
-            except InferError as error:
-                if not num_left:
-                    raise
-                log.warning("%s; trying again", error.message.rstrip())
-
-    async def _load_draft(self, draft: ModelDraft) -> None:
-        versions = self._versions_of(draft.name)
-        kept = {
-            version: runtime for version, runtime in versions.serving.items() if is_unchanged(draft, version, runtime)
-        }
-        versions.begin_load(draft.versions)
-        begun_s = time.monotonic()
-        runtimes = {version: self._new_runtime(draft, version) for version in draft.versions if version not in kept}
-        self._running.update(runtimes.values())
-        try:
-            results = await asyncio.gather(*(one.load() for one in runtimes.values()), return_exceptions=True)
-        except asyncio.CancelledError:
-            for runtime in runtimes.values():
-                runtime.unload()
-            versions.fail_load(runtimes, {})
-            raise
-        causes = {
-            version: cause_of(result) for version, result in zip(runtimes, results, strict=True) if result is not None
-        }
-        if causes:
-            for version in runtimes.keys() - causes.keys():
-                runtimes[version].unload()
-            versions.fail_load(runtimes, causes)
-            raise load_failure(draft.name, causes)
-        for runtime in runtimes.values():
-            runtime.recorder.load_s = time.monotonic() - begun_s
-        for runtime in kept.values():
-            runtime.serve_beside(draft.versions)
-        for before in versions.serve(kept | runtimes):
-            before.unload()
-        self._forget_responses(draft.name, runtimes)
-        log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
-
-    def _new_runtime(self, draft: ModelDraft, version: str) -> VersionRuntime:
-        metrics = self._config.metrics
-        recorder = StatisticsRecorder(
-            draft.name,
-            version,
-            keeps_summaries=metrics.summary_latencies,
-            keeps_first_responses=metrics.histogram_latencies,
-        )
-        return VersionRuntime(draft, version, self._context, recorder, self._ended)
-
-    async def _unload(self, model: str) -> None:
-        """Returns before the requests of its versions have ended."""
-        async with self._lock(model):
-            self._unreadable.pop(model, None)
-            versions = self._service.models.get(model)
-            for runtime in () if versions is None else versions.unload():
-                runtime.unload()
-
-    def _forget_responses(self, model: str, versions: Iterable[str]) -> None:
-        if self.cache is not None:
-            for version in versions:
-                self.cache.forget(model, version)
-
-    def _ended(self, runtime: VersionRuntime) -> None:
-        draft = runtime.draft
-        self._forget_responses(draft.name, (runtime.version,))
-        self._service.models[draft.name].ended(runtime.version, runtime)
-        self._running.discard(runtime)
-        self._garbage.soon()
-        if draft.is_temporary and all(other.draft is not draft for other in self._running):
-            self._files.submit(draft.remove)
-
-    def _versions_of(self, model: str) -> ModelVersions[VersionRuntime]:
-        """Those of a model that is known from now on."""
-        return self._service.models.setdefault(model, ModelVersions(model))
-
-    def _lock(self, model: str) -> asyncio.Lock:
-        return self._locks.setdefault(model, asyncio.Lock())
-
-
-def is_unchanged(draft: ModelDraft, version: str, runtime: VersionRuntime) -> bool:
-    """Whether a version that serves is what a load would give."""
-    before = runtime.draft
-    if version not in draft.versions or not draft.keeps_version(version, before):
-        return False
-    try:
-        return draft.instance_groups == before.instance_groups
-    except LoadError:  # which the load will raise, too
-        return False
-
-
-def cause_of(error: BaseException) -> str:
-    """Why a version could not be loaded."""
-    return error.cause if isinstance(error, LoadError) else f"Internal: {error!r}"
 
 
 def bytes_of(data: TensorData) -> bytes:

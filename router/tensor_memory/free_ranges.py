@@ -27,6 +27,10 @@ class FreeRanges:
     def num_free(self) -> int:
         return sum(part.end - part.start for part in self._free)
 
+    def parts(self) -> list[tuple[int, int]]:
+        """The start and the end of each."""
+        return [(part.start, part.end) for part in self._free]
+
     @property
     def used_end(self) -> int:
         """Nothing is in use from here on."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from slipstream.router.process.container_limits import memory_limit_bytes
@@ -16,6 +19,9 @@ INLINE_BYTES = 65_536  # larger tensors go through a region
 UNIT_BYTES = 4096  # places are multiples of a page
 ALIGNMENT_BYTES = 64  # of tensors: a cache line, and more than any vector instruction asks for
 GROWTH_UNITS = 1024  # the file grows by at least 4 MiB
+ADDRESS_FACTOR = 8  # places that are promised have addresses, of which there are so many times more than memory
+MOST_BYTES = 8 << 30  # unless the configuration says otherwise
+MEM_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 class RegionPoolFull(RuntimeError):  # noqa: N818 - names the condition
@@ -89,14 +95,14 @@ class PoolUsage:
 
 
 class RegionPool:
-    """One for a router process: a file in /dev/shm, mapped once, which grows up to `limit_bytes`. None: half of what
-    the file system and the control group allow. The file is made at the first allocation. Raises ValueError."""
+    """One for a router process: a file in /dev/shm, mapped once, which takes up at most `limit_bytes` of memory; None:
+    `default_limit_bytes`. The file is made at the first allocation. Raises ValueError."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         if limit_bytes is not None and limit_bytes < UNIT_BYTES:
             raise ValueError(f"limit_bytes must be at least {UNIT_BYTES}, got {limit_bytes}")
-        num_units = (default_limit_bytes() if limit_bytes is None else limit_bytes) // UNIT_BYTES
-        self._free = FreeRanges(num_units)
+        self._limit_units = (default_limit_bytes() if limit_bytes is None else limit_bytes) // UNIT_BYTES
+        self._free = FreeRanges(self._limit_units * ADDRESS_FACTOR)
         self._file: SharedFile | None = None
         self._num_leases = 0
         self._leased_units = 0
@@ -113,6 +119,10 @@ class RegionPool:
         return self._file.region
 
     @property
+    def limit_bytes(self) -> int:
+        return self._limit_units * UNIT_BYTES
+
+    @property
     def key(self) -> str:
         """The file's name; "": there is none yet."""
         return "" if self._file is None else self._file.region.key
@@ -125,19 +135,22 @@ class RegionPool:
             self.reserve(*lease.units)
         except OSError as error:
             lease.release()
-            raise RegionPoolFull(f"no room for {num_bytes} bytes in {SHM}: {error.strerror}") from error
+            is_at_limit = error.errno == errno.EDQUOT
+            text = (
+                self._full_text(num_bytes)
+                if is_at_limit
+                else f"no room for {num_bytes} bytes in {SHM}: {error.strerror}"
+            )
+            raise RegionPoolFull(text) from error
         return lease
 
     def promise(self, num_bytes: int, head_bytes: int = 0) -> RegionLease:
         """The same without memory: `grow` makes it, before anything is written. Raises RegionPoolFull."""
         shift = -head_bytes % ALIGNMENT_BYTES
         num_units = max(1, -(-(shift + num_bytes) // UNIT_BYTES))
-        start = self._free.take(num_units)
-        if start is None or self._is_closed:
-            raise RegionPoolFull(
-                f"no room for {num_bytes} bytes in shared memory: {self._leased_units * UNIT_BYTES} of "
-                f"{self._free.size * UNIT_BYTES} bytes are in use"
-            )
+        start = self._free.take(num_units) if num_units <= self._limit_units and not self._is_closed else None
+        if start is None:
+            raise RegionPoolFull(self._full_text(num_bytes))
         try:
             self._make_file()
         except OSError as error:
@@ -154,13 +167,19 @@ class RegionPool:
         self._leased_units -= num_units
 
     def reserve(self, begin: int, end: int) -> None:
-        """Makes the memory of these units, where there is none. Raises OSError."""
+        """Makes the memory of these units, where there is none. Raises OSError; EDQUOT: it would exceed the limit."""
         self._peak_end = max(self._peak_end, end)
         first = self._exists.find(0, begin, end)
         if first < 0:
             return
         assert self._file is not None, "a lease has made it"
-        end = min(max(end, first + GROWTH_UNITS), self._free.size)
+        if self._reserved_units + self._exists.count(0, first, end) > self._limit_units:
+            self._drop_free()
+        if self._reserved_units + self._exists.count(0, first, end) > self._limit_units:
+            raise OSError(errno.EDQUOT, "the limit of the pool is reached")
+        more = min(first + GROWTH_UNITS, self._free.size)
+        if more > end and self._reserved_units + self._exists.count(0, first, more) <= self._limit_units:
+            end = more
         self._file.reserve(first * UNIT_BYTES, (end - first) * UNIT_BYTES)
         self._reserved_units += self._exists.count(0, first, end)
         self._exists[first:end] = b"\1" * (end - first)
@@ -170,9 +189,7 @@ class RegionPool:
         """Gives memory that was not used since the last call back to the machine. To be called now and then."""
         begin, end = max(self._peak_end, self._free.used_end), self._reserved_end
         if begin < end:
-            self.region.drop_pages(begin * UNIT_BYTES, (end - begin) * UNIT_BYTES)
-            self._reserved_units -= self._exists.count(1, begin, end)
-            self._exists[begin:end] = bytes(end - begin)
+            self._drop(begin, end)
             self._reserved_end = begin
         self._peak_end = self._free.used_end
 
@@ -182,7 +199,7 @@ class RegionPool:
             self._num_leases,
             self._leased_units * UNIT_BYTES,
             self._reserved_units * UNIT_BYTES,
-            self._free.size * UNIT_BYTES,
+            self.limit_bytes,
         )
 
     def close(self) -> None:
@@ -199,14 +216,36 @@ class RegionPool:
     ) -> None:
         self.close()
 
+    def _drop_free(self) -> None:
+        """Gives the memory of all that is not leased back to the machine."""
+        for begin, end in self._free.parts():
+            end = min(end, self._reserved_end)
+            if begin < end and self._exists.find(1, begin, end) >= 0:
+                self._drop(begin, end)
+
+    def _drop(self, begin: int, end: int) -> None:
+        self.region.drop_pages(begin * UNIT_BYTES, (end - begin) * UNIT_BYTES)
+        self._reserved_units -= self._exists.count(1, begin, end)
+        self._exists[begin:end] = bytes(end - begin)
+
+    def _full_text(self, num_bytes: int) -> str:
+        in_use = f"{self._reserved_units * UNIT_BYTES} of {self.limit_bytes} bytes are in use"
+        return f"no room for {num_bytes} bytes in shared memory: {in_use}"
+
     def _make_file(self) -> None:
         if self._file is None:
             self._file = SharedFile(f"{PREFIX}{secrets.token_hex(8)}-router", self._free.size * UNIT_BYTES)
 
 
 def default_limit_bytes() -> int:
-    """Half of /dev/shm, or of this container's memory, if that is less."""
+    """Half of /dev/shm, a quarter of the memory that is available or that this container may have, or 8 GiB: what is
+    least."""
     system = os.statvfs(SHM)
-    most = system.f_frsize * system.f_blocks
+    limits = [MOST_BYTES, system.f_frsize * system.f_blocks // 2]
+    found = MEM_AVAILABLE.search(Path("/proc/meminfo").read_text())
+    if found is not None:
+        limits.append(int(found[1]) * 1024 // 4)
     allowed = memory_limit_bytes()
-    return (most if allowed is None else min(most, allowed)) // 2
+    if allowed is not None:
+        limits.append(allowed // 4)
+    return max(min(limits), UNIT_BYTES)

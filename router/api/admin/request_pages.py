@@ -114,8 +114,8 @@ class RequestPages:
             # Another tenant may have used the same X-Request-Id since.
             same = (found for found in self._records.latest() if request_id in found.names and may_see(found.tenant))
             record = next(same, None)
-        tensor_request = self._tensor_requests.get(request_id) if record is None else None
-        if tensor_request is not None and may_see(tensor_request.tenant):
+        tensor_request = self._tensor_requests.find(request_id, may_see) if record is None else None
+        if tensor_request is not None:
             entry = infer_explanation(tensor_request, unix_offset_s())
             respond(exchange, infer_text(entry) if as_text else entry)
             return

@@ -79,6 +79,15 @@ class InferHistory:
     def get(self, request_id: str) -> InferRecord | None:
         return self._by_id.get(request_id)
 
+    def find(self, wanted: str, may_see: Callable[[str], bool]) -> InferRecord | None:
+        """The latest request of this id or, if there is none, the latest one whose client has given it this id.
+        `may_see` says of which tenants."""
+        record = self._by_id.get(wanted)
+        if record is not None and may_see(record.tenant):
+            return record
+        same = [one for one in self.latest() if wanted in (one.request_id, one.client_id) and may_see(one.tenant)]
+        return next((one for one in same if one.request_id == wanted), same[0] if same else None)
+
     def latest(self) -> Iterable[InferRecord]:
         """Newest first."""
         return reversed(self._records)

@@ -20,14 +20,23 @@ from slipstream.router.infer.requests.statistics_recorder import StatisticsRecor
 from slipstream.router.infer.requests.version_dispatch import RETRY_PAUSE_S, DispatchOptions, VersionDispatch
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
-from slipstream.router.tensors.infer_request import InferRequest, InferResponse
-from slipstream.router.tensors.model_spec import DynamicBatching, InstanceGroup, ModelSpec, RateResource, TensorSpec
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse, SequenceFlags
+from slipstream.router.tensors.model_spec import (
+    DynamicBatching,
+    InstanceGroup,
+    ModelSpec,
+    RateResource,
+    SequenceBatching,
+    TensorSpec,
+)
 from slipstream.router.tensors.tensor import Tensor
 
 IN, OUT = TensorSpec("IN", "INT32", (1,)), TensorSpec("OUT", "INT32", (1,))
 
 
-def spec_of(*, batches: bool = True, is_decoupled: bool = False, keeps_order: bool = False) -> ModelSpec:
+def spec_of(
+    *, batches: bool = True, is_decoupled: bool = False, keeps_order: bool = False, has_sequences: bool = False
+) -> ModelSpec:
     return ModelSpec(
         "M",
         "1",
@@ -39,7 +48,8 @@ def spec_of(*, batches: bool = True, is_decoupled: bool = False, keeps_order: bo
         (OUT,),
         b"{}",
         is_decoupled=is_decoupled,
-        dynamic_batching=DynamicBatching(preserve_ordering=keeps_order) if batches else None,
+        dynamic_batching=DynamicBatching(preserve_ordering=keeps_order) if batches and not has_sequences else None,
+        sequence_batching=SequenceBatching() if has_sequences else None,
     )
 
 
@@ -92,9 +102,12 @@ class World:
     def cancel(self, active: ActiveRequest) -> None:
         self.dispatch.cancel(active, self.now)
 
-    def submit(self, name: str = "", answer: Answer | None = None) -> tuple[ActiveRequest, Answer]:
+    def submit(
+        self, name: str = "", answer: Answer | None = None, sequence: SequenceFlags | None = None
+    ) -> tuple[ActiveRequest, Answer]:
         answer = answer or Answer()
-        request = InferRequest("M", id=name, inputs=[Tensor("IN", "INT32", (1, 1), bytes(4))], release=answer.release)
+        inputs = [Tensor("IN", "INT32", (1, 1), bytes(4))]
+        request = InferRequest("M", id=name, inputs=inputs, sequence=sequence, release=answer.release)
         record = InferRecord(name, name, "M", "1", "", "", self.now, self.now, 1)
         active = ActiveRequest(request, receiver=answer, canceller=self, record=record)
         self.dispatch.submit(active, self.now)
@@ -306,6 +319,43 @@ def test_all_that_waits_fails_when_no_instance_will_come() -> None:
     world.dispatch.fail_all(unhealthy("M_0"), world.now)
     assert [answer.num_ends for answer in answers] == [1, 1, 1]
     assert world.dispatch.num_open == 0
+
+
+def test_a_request_that_is_to_be_tried_again_fails_with_all_that_wait() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    _, answer = world.submit()
+    world.lose("M_0")
+    world.dispatch.fail_all(unhealthy("M_0"), world.now)
+    assert (answer.num_ends, answer.num_releases) == (1, 1)
+    assert (world.dispatch.num_open, world.dispatch.next_time) == (0, None)
+    world.dispatch.add_instance("M_1", world.now)
+    world.pause()
+    assert not world.running
+
+
+def test_what_waits_of_a_sequence_fails_with_the_instance_that_has_it() -> None:
+    world = World(spec_of(has_sequences=True))
+    world.dispatch.add_instance("M_0", world.now)
+    _, runs = world.submit("a", sequence=SequenceFlags(1, is_start=True))
+    _, waits = world.submit("b", sequence=SequenceFlags(1))
+    world.lose("M_0")
+    assert [(answer.num_ends, answer.num_releases) for answer in (runs, waits)] == [(1, 1), (1, 1)]
+    assert world.dispatch.num_open == 0
+    assert runs.error is not None
+    assert runs.error.message.endswith("Sequence 1 of model 'M' has ended with it.")
+
+
+def test_a_request_that_was_cancelled_is_not_executed_again_when_its_model_reschedules_it() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    active.cancel()
+    batch, _ = world.running.pop("M_0")
+    world.dispatch.executed("M_0", Executed(batch, [None], rescheduled=[active.n]), world.now)
+    assert (answer.num_ends, answer.num_releases) == (1, 1)
+    assert world.dispatch.num_open == 0
+    assert not world.running
 
 
 def test_responses_leave_in_the_order_of_their_requests() -> None:

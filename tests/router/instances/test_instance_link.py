@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.instances.messages import ExecuteRequest, InitializeInstance, InstanceResponse
+from slipstream.router.instances.messages import ExecuteRequest, InitializeInstance, InstanceEnd, InstanceResponse
 from slipstream.router.tensor_memory.shared_file import SharedFile, map_file
 from slipstream.router.tensor_memory.stale_files import files_prefix
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
@@ -26,6 +26,11 @@ def request_of(*inputs: Tensor, **fields: object) -> InferRequest:
 def tensor(data: bytes | memoryview | RegionSlice, name: str = "IN") -> Tensor:
     num_bytes = data.num_bytes if isinstance(data, RegionSlice) else len(data)
     return Tensor(name, "UINT8", (1, num_bytes), data)
+
+
+def is_mapped(key: str) -> bool:
+    """In this process."""
+    return key in Path("/proc/self/maps").read_text()
 
 
 def wire_response(*outputs: object, error: object = None) -> dict[str, object]:
@@ -155,6 +160,26 @@ async def test_an_output_in_the_instances_memory_is_mapped_and_given_back(tmp_pa
             assert bytes(response.outputs[0].view) == b"o" * LARGE
             response.release()
             assert (await peer.expect("release"))["places"] == [[key, LARGE]]
+        finally:
+            file.remove()
+
+
+@in_loop
+async def test_the_memory_of_a_process_that_has_ended_is_mapped_no_longer(tmp_path: Path) -> None:
+    async with instance_lab(tmp_path) as lab:
+        link, owner, peer = await lab.connected_instance(shares_memory=True)
+        key = f"{files_prefix(link.start.launch)}1"
+        file = SharedFile(key, LARGE)
+        try:
+            del file.region
+            link.execute(1, [ExecuteRequest(1, request_of(tensor(ROW)))])
+            await peer.expect("execute")
+            peer.send_head(executed(1, wire_response(["OUT", "UINT8", [LARGE], [key, 0, LARGE]])))
+            await owner.next("executed")
+            assert is_mapped(key)
+            link.end(InstanceEnd("killed", -9))
+            await owner.next("ended")
+            assert not is_mapped(key)
         finally:
             file.remove()
 

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.tensor_memory.region_pool import ALIGNMENT_BYTES, RegionPool, RegionPoolFull
+from slipstream.router.tensor_memory.region_pool import (
+    ALIGNMENT_BYTES,
+    MOST_BYTES,
+    UNIT_BYTES,
+    RegionPool,
+    RegionPoolFull,
+    default_limit_bytes,
+)
 from slipstream.router.tensor_memory.shared_file import SHM, SharedFile, map_file
 
 MIB = 1 << 20
@@ -97,6 +104,29 @@ def test_a_promise_takes_up_no_memory_until_it_grows() -> None:
         pool.trim()
         pool.trim()
         assert path.stat().st_blocks == pool.usage.reserved_bytes == pool.usage.num_leases == 0
+
+
+def test_promises_take_no_room_from_those_who_write() -> None:
+    with RegionPool(8 * MIB) as pool:
+        promised = [pool.promise(7 * MIB) for _ in range(8)]
+        written = pool.allocate(5 * MIB)
+        written.view[:] = b"w" * (5 * MIB)
+        assert promised[0].grow(3 * MIB)
+        assert not promised[1].grow(1)
+        with pytest.raises(RegionPoolFull, match="8388608 of 8388608 bytes are in use"):
+            pool.allocate(1)
+        written.release()
+        assert promised[1].grow(MIB), "memory that is not leased is given up for it"
+        assert (SHM / pool.key).stat().st_blocks * 512 == pool.usage.reserved_bytes <= 8 * MIB
+
+
+def test_what_exceeds_the_limit_is_not_promised() -> None:
+    with RegionPool(8 * MIB) as pool, pytest.raises(RegionPoolFull):
+        pool.promise(8 * MIB + 1)
+
+
+def test_the_default_limit_is_bounded_by_the_memory_that_is_there() -> None:
+    assert UNIT_BYTES <= default_limit_bytes() <= MOST_BYTES
 
 
 def test_a_promise_that_the_file_system_cannot_keep_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,7 @@ import numpy as np
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.instances.instance_owner import InstanceOwner
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
-from slipstream.router.instances.messages import StartInstance
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
@@ -124,9 +122,6 @@ class RepositoryLab:
         self.port = InstancePort(InstancePortConfig(TOKEN, self.path), self.pool, self)
         self.repository = RepositoryService(self.config, ModelRepository((str(self.folder),)), self.service, self.port)
         await self.port.start()
-
-    def found_running(self, start: StartInstance) -> InstanceOwner | None:
-        return None
 
 
 @asynccontextmanager

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.kserve.http.admitted_request import AdmittedRequest
 from slipstream.router.api.kserve.http.bodies.body_compression import IDENTITY
 from slipstream.router.api.kserve.http.bodies.generate_body import fields_of, fill_from_fields
 from slipstream.router.api.kserve.http.bodies.json_tensors import as_json, from_json
 from slipstream.router.api.kserve.http.call_target import CallTarget
 from slipstream.router.api.kserve.http.infer_calls import RequestMaker
-from slipstream.router.api.kserve.http.infer_limits import InferLimits
 from slipstream.router.api.kserve.http.large_bodies import body_of
 from slipstream.router.api.kserve.http.response_waiter import ResponseWaiter, release
+from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.tensor_places import TensorPlaces
 from slipstream.router.config.kserve_config import KServeHttpConfig
@@ -48,7 +49,7 @@ class GenerateCalls:
     async def generate(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         """Raises InferError, HttpError."""
         spec = self._service.spec_of(target.name, target.version)
-        with self._limits.admit(exchange, target.name):
+        with AdmittedRequest(self._limits, exchange, target.name):
             await self._generate(self._submitted(request, exchange, target, spec), exchange)
 
     async def _generate(self, waiter: ResponseWaiter, exchange: ApiExchange) -> None:
@@ -74,7 +75,7 @@ class GenerateCalls:
         """Each response is an event, and so is an error; one that comes first gives the answer its status. Raises
         InferError, HttpError for a request that is refused."""
         spec = self._service.spec_of(target.name, target.version)
-        with self._limits.admit(exchange, target.name):
+        with AdmittedRequest(self._limits, exchange, target.name):
             await self._stream(self._submitted(request, exchange, target, spec), exchange)
 
     async def _stream(self, waiter: ResponseWaiter, exchange: ApiExchange) -> None:

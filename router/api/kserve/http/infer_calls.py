@@ -7,14 +7,15 @@ import time
 
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.client_outputs import ClientOutputs
+from slipstream.router.api.kserve.http.admitted_request import AdmittedRequest
 from slipstream.router.api.kserve.http.bodies.body_compression import IDENTITY, coding_of_answer, decoded, encoded
 from slipstream.router.api.kserve.http.bodies.infer_answer import InferAnswer, infer_answer
 from slipstream.router.api.kserve.http.bodies.infer_body import InferBodyReader
 from slipstream.router.api.kserve.http.bodies.output_form import OutputForm
 from slipstream.router.api.kserve.http.call_target import CallTarget
-from slipstream.router.api.kserve.http.infer_limits import InferLimits
 from slipstream.router.api.kserve.http.large_bodies import RAW_HEAD_LENGTH, body_of
 from slipstream.router.api.kserve.http.response_waiter import ResponseWaiter, release
+from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.request_parameters import RESERVED_PREFIX
 from slipstream.router.api.kserve.tensor_places import TensorPlaces
@@ -85,7 +86,7 @@ class InferCalls:
         spec = self._service.spec_of(target.name, target.version)
         if spec.is_decoupled:
             raise InferError(DECOUPLED, InferErrorCode.UNSUPPORTED)
-        with self._limits.admit(exchange, target.name):
+        with AdmittedRequest(self._limits, exchange, target.name):
             infer = self._maker.new(target, exchange)
             form = await self._read(request, infer, spec)
             if infer.sequence is not None:

@@ -12,7 +12,6 @@ from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.http.call_target import CallTarget, target_of
 from slipstream.router.api.kserve.http.generate_calls import GenerateCalls
 from slipstream.router.api.kserve.http.infer_calls import InferCalls, RequestMaker
-from slipstream.router.api.kserve.http.infer_limits import InferLimits
 from slipstream.router.api.kserve.http.kserve_error import (
     http_error,
     is_of_kserve,
@@ -25,6 +24,7 @@ from slipstream.router.api.kserve.http.memory_calls import MemoryCalls
 from slipstream.router.api.kserve.http.repository_calls import RepositoryCalls
 from slipstream.router.api.kserve.http.server_pages import ServerPages
 from slipstream.router.api.kserve.http.setting_calls import SettingCalls
+from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis, RestrictedName
 from slipstream.router.http.http_error import ErrorForm, HttpError, router_restarted

@@ -22,13 +22,16 @@ class LargeBodies:
         self._max_input_bytes = max_input_bytes
 
     def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> RegionLease | None:
-        """Raises HttpError 503."""
+        """Raises HttpError: 413 for a body that would never fit, 503 where there is no room now."""
         if not is_of_kserve(path):
             return None
         head_length = next((value for name, value in headers if name == RAW_HEAD_LENGTH), b"")
         head_bytes = int(head_length) if head_length.isdigit() and len(head_length) < 10 else 0
         if num_bytes > self._max_input_bytes and not (path.endswith(INFER) and head_bytes):
             return None
+        if num_bytes > self._pool.limit_bytes:
+            text = f"The request body is larger than {self._pool.limit_bytes} bytes, the shared memory for tensors."
+            raise HttpError(413, text, code="body_too_large")
         try:
             return self._pool.promise(num_bytes, head_bytes if head_bytes <= num_bytes else 0)
         except RegionPoolFull as error:

@@ -59,6 +59,10 @@ def test_a_repository_may_stand_beside_models(folder: Path) -> None:
             'repository: {paths: [tensors], grpc: {forward_headers: "a("}}',
             "c.yaml:1: repository.grpc.forward_headers: must be a regular expression, got 'a(': missing )",
         ),
+        (
+            "repository: {paths: [tensors], shared_memory_mib: 0}",
+            "c.yaml:1: repository.shared_memory_mib: must be at least 1, or null, got 0",
+        ),
         ("repository: {paths: [c.yaml]}", "c.yaml:1: repository.paths.0: not a directory: "),
         (
             "repository: {paths: [ftp://host/x]}",

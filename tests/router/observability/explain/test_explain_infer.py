@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from slipstream.router.infer.requests.request_record import Execution, InferHistory, InferRecord
 from slipstream.router.observability.explain.explain_infer import (
     infer_explanation,
@@ -43,6 +45,24 @@ def test_a_failure_has_its_text() -> None:
     record.ended(100.5, "rejected", InferError("Exceeds maximum queue size"))
     assert infer_text(infer_explanation(record, 0.0)).endswith("Exceeds maximum queue size\n")
     assert "rejected" in infer_listing([infer_summary(record, 0.0)])
+
+
+def all_tenants(tenant: str) -> bool:
+    return True
+
+
+def test_a_request_is_found_by_the_id_of_its_client_too() -> None:
+    history = InferHistory(9)
+    records = [
+        dataclasses.replace(record_of(name), client_id=client_id, tenant=tenant)
+        for name, client_id, tenant in (("a", "1", "x"), ("b", "1", "x"), ("c", "1", "y"), ("1", "", "z"))
+    ]
+    for record in records:
+        history.add(record)
+    assert history.find("1", lambda tenant: tenant == "x") is records[1]
+    assert history.find("1", lambda tenant: tenant == "y") is records[2]
+    assert history.find("1", all_tenants) is records[3], "an id of ours comes first"
+    assert history.find("a", lambda tenant: tenant == "y") is None
 
 
 def test_the_history_forgets_the_oldest_request() -> None:

@@ -104,7 +104,8 @@ class ServerCalls:
     def metrics_changed(self, name: str) -> None:
         with self._metrics_lock:
             self._changed.add(name)
-        if not self.defers_metrics or len(PROCESS.families[name].metrics) <= FEW_METRICS:
+        family = PROCESS.families.get(name)  # None: another thread has just deleted it
+        if not self.defers_metrics or family is None or len(family.metrics) <= FEW_METRICS:
             self.send_metrics()
 
     def metrics_ended(self, family: dict[str, Any]) -> None:

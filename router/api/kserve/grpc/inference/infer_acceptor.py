@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import Caller
 from slipstream.router.api.kserve.client_outputs import ClientOutputs
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
 from slipstream.router.api.kserve.grpc.calls.rpc_metadata import RpcMetadata
-from slipstream.router.api.kserve.grpc.inference.infer_limits import InferLimits
 from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage, InferRequestReader
+from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
@@ -58,7 +60,10 @@ class InferAcceptor:
         in_stream: bool,
     ) -> AcceptedRequest:
         """Raises InferError or RpcError if the request is refused; nothing is kept of it then."""
-        permit = self._limits.enter(caller, message.model)
+        try:
+            permit, _ = self._limits.admit(caller, message.model)
+        except HttpError as error:
+            raise RpcError.of_access(error) from None
         try:
             return self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
         except BaseException:

@@ -25,9 +25,7 @@ from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferResponse
 
 MAX_UNSENT = 64  # messages; while more wait for the client to read them, none of its requests is read
-MAX_UNSENT_BYTES = (
-    1 << 28
-)  # of responses that wait for the client, or for those before them; with more it loses the stream
+MAX_UNSENT_BYTES = 1 << 28  # that wait for the client, or for responses before them; with more it loses the stream
 MAX_OPEN = 4096  # requests that are not over; while there are so many, no other one is read
 UNREADABLE = "the requests of this stream cannot be read"
 
