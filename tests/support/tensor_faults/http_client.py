@@ -95,6 +95,8 @@ class HttpTensorClient:
             return await self._reader.readexactly(int(headers["content-length"]))
         except asyncio.IncompleteReadError as error:
             raise ConnectionResetError(f"closed after {len(error.partial)} bytes of a body") from error
+        except ConnectionResetError as error:
+            raise ConnectionResetError("reset in the midst of a body") from error
 
     async def _events(self) -> AsyncIterator[dict[str, object]]:
         """Of a chunked answer, each of whose events is in one line."""
