@@ -13,7 +13,10 @@ from slipstream.workers.backends.python.model_api.model_config import ModelConfi
 
 def import_model(model_file: str, version: str) -> Any:
     """The module `<version>.<file>`, as models and what they pickle know themselves. The folders of the version and of
-    the model are on `sys.path`, behind everything else. Raises what the code raises."""
+    the model are on `sys.path`, behind everything else. Nothing is written there: Python would take compiled code for
+    that of a file that was changed within a second and has as many bytes, and a new folder changes the version's time,
+    by which `poll` knows changes. Raises what the code raises."""
+    sys.dont_write_bytecode = True
     if not os.path.exists(model_file):
         raise BackendError(f"Python model file not found in '{model_file}'")
     folder, file = os.path.split(model_file)
