@@ -33,7 +33,7 @@ def data() -> set[str]:
     configs = [
         path
         for path in (ROOT / "configs").rglob("*.*")
-        if "k8s" not in path.parts and path.suffix in (".yaml", ".json")
+        if "k8s" not in path.parts and path.suffix in (".yaml", ".json", ".pbtxt", ".py")
     ]
     model = [path for path in (ROOT / "models" / "slipstream-demo").iterdir() if path.is_file()]
     return {f"slipstream/{path.relative_to(ROOT)}" for path in (*configs, *model)} | {"slipstream/py.typed"}
