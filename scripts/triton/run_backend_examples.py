@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench" / "kserve"))
 
+from example_run import run_example
 from tensor_servers import slipstream
 
 MODELS = {  # name in the repository -> its model and configuration among the examples
@@ -41,7 +40,6 @@ CLIENTS = [
     *("decoupled/repeat_client.py", "decoupled/square_client.py", "pytorch/client.py"),
 ]
 PORTS = (8000, 8001, 8002)
-TIMEOUT_S = 60.0
 
 
 def write_repository(folder: Path, examples: Path) -> None:
@@ -50,19 +48,6 @@ def write_repository(folder: Path, examples: Path) -> None:
         shutil.copy(examples / model, folder / name / "1" / "model.py")
         if config:
             shutil.copy(examples / config, folder / name / "config.pbtxt")
-
-
-def run(client: Path, python: str) -> bool:
-    """One client; prints how it ended."""
-    began = time.monotonic()
-    try:
-        done = subprocess.run([python, str(client)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        is_good, lines = done.returncode == 0, (done.stdout + done.stderr).strip().splitlines()
-    except subprocess.TimeoutExpired:
-        is_good, lines = False, [f"no end after {TIMEOUT_S:.0f} s"]
-    outcome = "ok" if is_good else f"FAILED: {' / '.join(lines[-3:])}"
-    print(f"{client.parent.name}/{client.name:20} {time.monotonic() - began:5.1f} s  {outcome}", flush=True)
-    return is_good
 
 
 def main() -> int:
@@ -74,7 +59,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), examples)
         with slipstream(Path(folder), ports=PORTS):
-            num_failed = sum(not run(examples / client, args.python) for client in CLIENTS)
+            num_failed = sum(not run_example(client, [args.python, str(examples / client)]) for client in CLIENTS)
     print(f"{num_failed} failed")
     return min(num_failed, 1)
 

@@ -11,16 +11,15 @@ Prints a line for each program. Left out are those for images (a model of hundre
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench" / "kserve"))
 
 from example_models import FURTHER_MODELS, MODELS, write_models
+from example_run import run_example
 from tensor_servers import TensorServer, slipstream, triton
 
 EXAMPLES = Path("src") / "python" / "examples"
@@ -62,7 +61,6 @@ CONTROL = [
     ("simple_http_model_control.py", "http", []),
     ("simple_grpc_model_control.py", "grpc", []),
 ]
-TIMEOUT_S = 60.0
 
 
 def run(server: TensorServer, program: tuple[str, str, list[str]], args: argparse.Namespace) -> bool:
@@ -70,15 +68,7 @@ def run(server: TensorServer, program: tuple[str, str, list[str]], args: argpars
     name, protocol, options = program
     url = server.http if protocol == "http" else server.grpc
     command = [args.python, str(args.checkout / EXAMPLES / name), "-u", url, *options]
-    began = time.monotonic()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        is_good, lines = done.returncode == 0, (done.stdout + done.stderr).strip().splitlines()
-    except subprocess.TimeoutExpired:
-        is_good, lines = False, [f"no end after {TIMEOUT_S:.0f} s"]
-    outcome = "ok" if is_good else f"FAILED: {' / '.join(lines[-3:])}"
-    print(f"{server.name:12} {' '.join((name, *options)):70} {time.monotonic() - began:5.1f} s  {outcome}", flush=True)
-    return is_good
+    return run_example(f"{server.name:12} {' '.join((name, *options))}", command)
 
 
 def main() -> int:
