@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 
+from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.infer.model_versions import ModelVersions
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.served_version import ServedVersion, VersionFactory
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.infer.version_runtime import RuntimeContext, VersionRuntime
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError, load_failure
@@ -34,18 +35,20 @@ class ModelLoads:
         config: RepositoryConfig,
         repository: ModelRepository,
         service: TensorService,
-        context: RuntimeContext,
+        new_version: VersionFactory,
+        cache: ResponseCache | None,
         files: Executor,
     ) -> None:
         self._config = config
         self._repository = repository
         self._service = service
-        self._context = context
+        self._new_version = new_version
+        self._cache = cache
         self._files = files
         self._locks: dict[str, asyncio.Lock] = {}
         self._garbage = RareCollection()  # of versions that have ended
         self.num_loading = 0
-        self.running: set[VersionRuntime] = set()
+        self.running: set[ServedVersion] = set()
         self.unreadable: dict[str, str] = {}
 
     async def load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
@@ -113,7 +116,7 @@ class ModelLoads:
         self._forget_responses(draft.name, runtimes)
         log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
 
-    def _new_runtime(self, draft: ModelDraft, version: str) -> VersionRuntime:
+    def _new_runtime(self, draft: ModelDraft, version: str) -> ServedVersion:
         metrics = self._config.metrics
         recorder = StatisticsRecorder(
             draft.name,
@@ -121,7 +124,7 @@ class ModelLoads:
             keeps_summaries=metrics.summary_latencies,
             keeps_first_responses=metrics.histogram_latencies,
         )
-        return VersionRuntime(draft, version, self._context, recorder, self._ended)
+        return self._new_version(draft, version, recorder, self._ended)
 
     async def unload(self, model: str) -> None:
         """Returns before the requests of its versions have ended."""
@@ -132,12 +135,11 @@ class ModelLoads:
                 runtime.unload()
 
     def _forget_responses(self, model: str, versions: Iterable[str]) -> None:
-        cache = self._context.options.cache
-        if cache is not None:
+        if self._cache is not None:
             for version in versions:
-                cache.forget(model, version)
+                self._cache.forget(model, version)
 
-    def _ended(self, runtime: VersionRuntime) -> None:
+    def _ended(self, runtime: ServedVersion) -> None:
         draft = runtime.draft
         self._forget_responses(draft.name, (runtime.version,))
         self._service.models[draft.name].ended(runtime.version, runtime)
@@ -146,7 +148,7 @@ class ModelLoads:
         if draft.is_temporary and all(other.draft is not draft for other in self.running):
             self._files.submit(draft.remove)
 
-    def _versions_of(self, model: str) -> ModelVersions[VersionRuntime]:
+    def _versions_of(self, model: str) -> ModelVersions[ServedVersion]:
         """Those of a model that is known from now on."""
         return self._service.models.setdefault(model, ModelVersions(model))
 
@@ -154,7 +156,7 @@ class ModelLoads:
         return self._locks.setdefault(model, asyncio.Lock())
 
 
-def is_unchanged(draft: ModelDraft, version: str, runtime: VersionRuntime) -> bool:
+def is_unchanged(draft: ModelDraft, version: str, runtime: ServedVersion) -> bool:
     """Whether a version that serves is what a load would give."""
     before = runtime.draft
     if version not in draft.versions or not draft.keeps_version(version, before):
@@ -165,7 +167,7 @@ def is_unchanged(draft: ModelDraft, version: str, runtime: VersionRuntime) -> bo
         return False
 
 
-async def causes_of_failures(runtimes: Mapping[str, VersionRuntime]) -> dict[str, str]:
+async def causes_of_failures(runtimes: Mapping[str, ServedVersion]) -> dict[str, str]:
     """Loads versions side by side. Returns why those failed that did."""
     results = await asyncio.gather(*(runtime.load() for runtime in runtimes.values()), return_exceptions=True)
     return {

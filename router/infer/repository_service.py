@@ -16,8 +16,9 @@ from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.infer.model_loads import ModelLoads
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
+from slipstream.router.infer.served_version import VersionFactory, VersionKinds
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.infer.version_runtime import InstanceLauncher, RuntimeContext
+from slipstream.router.infer.version_runtime import InstanceLauncher, RuntimeContext, VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ControlCall
 from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
@@ -36,13 +37,15 @@ from slipstream.router.tensors.tensor import RegionSlice, TensorData
 log = logging.getLogger(__name__)
 EXIT_TIMEOUT_S = 30.0  # as Triton's --exit-timeout-secs
 
+INSTANCES_ONLY: Mapping[str, VersionFactory] = {}
 AS_IT_IS = ExplicitLoad()  # with the configuration and the files of the repository
 
 
 class RepositoryService:
     """RepositoryControl. `start` begins to load what the control mode says; `close` unloads everything.
 
-    With `explicit_loads`, the loads that clients have asked for are done again by the next router."""
+    With `explicit_loads`, the loads that clients have asked for are done again by the next router. `factories` make the
+    versions of models of these backends; all others are executed by instances, which `launcher` starts."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class RepositoryService:
         service: TensorService,
         launcher: InstanceLauncher,
         explicit_loads: ExplicitLoads | None = None,
+        factories: Mapping[str, VersionFactory] = INSTANCES_ONLY,
     ) -> None:
         self._config = config
         self._repository = repository
@@ -60,7 +64,8 @@ class RepositoryService:
         options = DispatchOptions(config.request_retries, self.cache, gate_of(config))
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
         context = RuntimeContext(launcher, service, self, options)
-        self._loads = ModelLoads(config, repository, service, context, self._files)
+        versions = VersionKinds(factories, partial(VersionRuntime, context))
+        self._loads = ModelLoads(config, repository, service, versions, self.cache, self._files)
         self._is_local = not any("://" in path for path in config.paths)
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.router.batching.responses.response_cache import ResponseCache, uses_cache
+from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.version_metrics import CacheMetrics, VersionMetrics
 
@@ -22,12 +22,7 @@ class ServiceMetrics:
         return [_of_version(runtime) for _, runtime in self._service.runtimes()]
 
     def custom_families(self) -> Sequence[CustomFamily]:
-        return [
-            family
-            for _, runtime in self._service.runtimes()
-            for instance in runtime.instances
-            for family in instance.metrics.values()
-        ]
+        return [family for _, runtime in self._service.runtimes() for family in runtime.custom_families]
 
     def cache_metrics(self) -> CacheMetrics | None:
         cache = self._cache
@@ -44,7 +39,7 @@ class ServiceMetrics:
         )
 
 
-def _of_version(runtime: VersionRuntime) -> VersionMetrics:
+def _of_version(runtime: ServedVersion) -> VersionMetrics:
     recorder = runtime.recorder
     return VersionMetrics(
         statistics=recorder.statistics,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
 from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
 from slipstream.router.infer.requests.request_record import InferHistory, InferRecord, RequestTraces
-from slipstream.router.infer.version_runtime import VersionRuntime
+from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
 from slipstream.router.tensors.infer_service import ModelStatistics, Submission
@@ -23,7 +23,7 @@ class TensorService:
     request is traced."""
 
     def __init__(self) -> None:
-        self.models: dict[str, ModelVersions[VersionRuntime]] = {}
+        self.models: dict[str, ModelVersions[ServedVersion]] = {}
         self.history = InferHistory(NUM_RECORDS)
         self.traces: RequestTraces | None = None
         self._is_stopping = False
@@ -66,14 +66,14 @@ class TensorService:
                 raise InferError(f"requested model version is not available for model '{model}'")
         return [runtime.recorder.statistics for runtime in runtimes]
 
-    def runtimes(self) -> Iterator[tuple[str, VersionRuntime]]:
+    def runtimes(self) -> Iterator[tuple[str, ServedVersion]]:
         """All versions that serve, with the names of their models."""
         for name in sorted(self.models):
             serving = self.models[name].serving
             for version in sorted(serving, key=int):
                 yield name, serving[version]
 
-    def _find(self, model: str, version: str) -> VersionRuntime:
+    def _find(self, model: str, version: str) -> ServedVersion:
         versions = self.models.get(model)
         wanted = version_of(version) if version else version
         if versions is None:
@@ -81,7 +81,7 @@ class TensorService:
         return versions.find(wanted)
 
     def _activate(
-        self, request: InferRequest, receiver: ResponseReceiver, runtime: VersionRuntime, batch_size: int
+        self, request: InferRequest, receiver: ResponseReceiver, runtime: ServedVersion, batch_size: int
     ) -> ActiveRequest:
         now = time.monotonic()
         record = InferRecord(
@@ -98,7 +98,7 @@ class TensorService:
         self.history.add(record)
         if self.traces is not None and self.traces.takes(request.model):
             record.on_end = self.traces.write
-        return ActiveRequest(request, batch_size, receiver=receiver, canceller=runtime.runner, record=record)
+        return ActiveRequest(request, batch_size, receiver=receiver, canceller=runtime.canceller, record=record)
 
 
-NONE_SERVES: ModelVersions[VersionRuntime] = ModelVersions("")
+NONE_SERVES: ModelVersions[ServedVersion] = ModelVersions("")

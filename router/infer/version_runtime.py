@@ -14,11 +14,12 @@ import orjson
 from slipstream.router.infer.instance_plan import PlannedInstance, planned_instances
 from slipstream.router.infer.model_calls import CalledModels
 from slipstream.router.infer.model_instance import ModelInstance, unhealthy
-from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.active_request import ActiveRequest, Canceller
 from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.infer.requests.request_runner import RequestRunner
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
+from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.infer.version_life import Action, Do, ProcessEnd, VersionLife
 from slipstream.router.infer.warm_up_samples import warm_up_requests
 from slipstream.router.instances.frames.frame_reader import Json
@@ -28,6 +29,7 @@ from slipstream.router.instances.launches import new_launch_id
 from slipstream.router.instances.messages import ControlCall, InitializeInstance, StartInstance
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
+from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
@@ -63,11 +65,11 @@ class VersionRuntime:
 
     def __init__(
         self,
+        context: RuntimeContext,
         draft: ModelDraft,
         version: str,
-        context: RuntimeContext,
         recorder: StatisticsRecorder,
-        on_end: Callable[[VersionRuntime], None],
+        on_end: Callable[[ServedVersion], None],
     ) -> None:
         self.draft = draft
         self.version = version
@@ -101,9 +103,12 @@ class VersionRuntime:
         return self.runner.num_waiting if self._is_complete else 0
 
     @property
-    def instances(self) -> Sequence[ModelInstance]:
-        """Those that have a process."""
-        return list(self._instances.values())
+    def canceller(self) -> Canceller:
+        return self.runner
+
+    @property
+    def custom_families(self) -> Sequence[CustomFamily]:
+        return [family for instance in self._instances.values() for family in instance.metrics.values()]
 
     async def load(self) -> None:
         """Returns once all instances serve. Raises LoadError; then its processes are being stopped, and `on_end`

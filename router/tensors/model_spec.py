@@ -137,6 +137,17 @@ class WarmupSample:
     inputs: tuple[WarmupInput, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One model of an ensemble. `inputs` has the ensemble's tensor for each input of the model, `outputs` that for each
+    output. `model_version` "" is the highest one that is ready."""
+
+    model: str
+    model_version: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
 class ModelPhase(Enum):
     """Of a version, as the index of a repository shows it."""
 
@@ -172,3 +183,4 @@ class ModelSpec:
     warmup: tuple[WarmupSample, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
     uses_response_cache: bool = False
+    steps: tuple[EnsembleStep, ...] = ()  # of an ensemble

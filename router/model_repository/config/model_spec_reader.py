@@ -17,6 +17,7 @@ from slipstream.router.model_repository.config.data_types import datatype_of
 from slipstream.router.model_repository.config.model_files import ModelFiles
 from slipstream.router.model_repository.config.scheduling_reader import read_dynamic, read_sequence
 from slipstream.router.tensors.model_spec import (
+    EnsembleStep,
     InstanceGroup,
     ModelSpec,
     RateResource,
@@ -54,11 +55,24 @@ def read_spec(config: ModelConfig, version: str, versions: tuple[str, ...], file
         warmup=tuple(_read_sample(sample, files) for sample in config.model_warmup),
         parameters=read_parameters(config),
         uses_response_cache=config.response_cache.enable,
+        steps=read_steps(config),
     )
 
 
 def read_parameters(config: ModelConfig) -> dict[str, str]:
     return {key: parameter.string_value for key, parameter in config.parameters.items()}
+
+
+def read_steps(config: ModelConfig) -> tuple[EnsembleStep, ...]:
+    return tuple(
+        EnsembleStep(
+            step.model_name,
+            "" if step.model_version < 1 else str(step.model_version),
+            dict(step.input_map),
+            dict(step.output_map),
+        )
+        for step in config.ensemble_scheduling.step
+    )
 
 
 def read_groups(config: ModelConfig) -> tuple[InstanceGroup, ...]:

@@ -29,7 +29,8 @@ class Served(TensorService):
         self, spec: ModelSpec, recorder: StatisticsRecorder, instances: tuple[ModelInstance, ...] = ()
     ) -> None:
         super().__init__()
-        self.runtime = SimpleNamespace(spec=spec, recorder=recorder, instances=instances, num_waiting=3)
+        families = [family for instance in instances for family in instance.metrics.values()]
+        self.runtime = SimpleNamespace(spec=spec, recorder=recorder, custom_families=families, num_waiting=3)
 
     def runtimes(self) -> Iterator[tuple[str, Any]]:
         yield "m", self.runtime
