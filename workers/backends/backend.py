@@ -1,7 +1,7 @@
 """What a backend is: it reads the file of a tensor model, and computes batches with it.
 
-A backend is a module with the two functions of `Backend`. Slipstream has its own in the folders beside this file; others
-come from a folder that the configuration names (`repository.backend_directory`), one folder a backend, with its
+A backend is a module with the two functions of `Backend`. Slipstream has its own in the folders beside this file;
+others come from a folder that the configuration names (`repository.backend_directory`), one folder a backend, with its
 `backend.py`. The process of an instance imports the backend of its model and nothing of the others.
 """
 
