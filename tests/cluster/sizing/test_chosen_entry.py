@@ -32,7 +32,8 @@ def entry(model: WantedModel, max_workers: int | None = None) -> dict[str, objec
 
 def replicas(found: dict[str, object]) -> tuple[int, int]:
     prefill, decode = found["prefill"], found["decode"]
-    assert isinstance(prefill, dict) and isinstance(decode, dict)
+    assert isinstance(prefill, dict)
+    assert isinstance(decode, dict)
     return prefill["replicas"], decode["replicas"]
 
 
