@@ -17,9 +17,10 @@ from slipstream.router.infer.model_versions import ModelVersions
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.served_version import ServedVersion, VersionFactory
 from slipstream.router.infer.tensor_service import TensorService
+from slipstream.router.model_repository.known_ensembles import KnownEnsembles
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
-from slipstream.router.model_repository.repository_error import LoadError, RepositoryError, load_failure
+from slipstream.router.model_repository.repository_error import LoadError, RepositoryError, VersionsError, load_failure
 from slipstream.router.process.gc_tuning import RareCollection
 from slipstream.router.tensors.infer_error import InferError
 
@@ -63,7 +64,7 @@ class ModelLoads:
         self._garbage = RareCollection()  # of versions that have ended
         self._named: set[str] = set()  # models that were loaded by their own name, not only for an ensemble
         self._with_own_config: set[str] = set()  # by the load that was asked for, not by the repository
-        self._ensembles: dict[str, ModelDraft] = {}  # as they were read last, whether they serve or not
+        self._ensembles = KnownEnsembles()
         self.num_loading = 0
         self.running: set[ServedVersion] = set()
         self.unreadable: dict[str, str] = {}
@@ -138,42 +139,37 @@ class ModelLoads:
         if draft.step_models:
             await self._load_ensemble(loads, draft)
         else:
-            self._ensembles.pop(draft.name, None)
-            await self._load_again(loads, draft)
+            self._ensembles.forget(draft.name)
+            await self._load_model(loads, draft)
         loads.ended[draft.name] = None
 
-    async def _load_again(self, loads: LoadPass, draft: ModelDraft) -> None:
-        """As often as the configuration says."""
+    async def _load_model(self, loads: LoadPass, draft: ModelDraft) -> None:
+        """Tries it again as often as the configuration says."""
         num_retries = 0 if draft.is_temporary else self._config.load_retries  # which its first end removes
         for num_left in reversed(range(1 + num_retries)):
             try:
                 await self._load_draft(loads, draft)
                 return
-            except InferError as error:
+            except VersionsError as failed:
+                failure = load_failure(draft.name, failed.causes)
                 if not num_left:
-                    raise
-                log.warning("%s; trying again", error.message.rstrip())
+                    raise failure from failed
+                log.warning("%s; trying again", failure.message.rstrip())
 
     async def _load_ensemble(self, loads: LoadPass, draft: ModelDraft, *, with_steps: bool = True) -> None:
         """Loads the models of its steps, and checks that they fit together. Where they have changed and do not, it is
         unloaded."""
-        name = draft.name
-        self._ensembles[name] = draft
-        versions = self._versions_of(name)
+        self._ensembles.add(draft)
         try:
             if with_steps:
                 await self._load_steps(loads, draft)
             await self._load_draft(loads, draft)
-        except LoadError as error:
-            versions.fail_load(draft.versions, dict.fromkeys(draft.versions, error.cause))
-            failure = load_failure(name, {"": error.cause})
-        except InferError as error:
-            failure = error
-        else:
-            return
-        if not loads.changed.isdisjoint(draft.step_models):
-            self._unload_versions(name)
-        raise failure
+        except (LoadError, VersionsError) as error:
+            cause = error.cause if isinstance(error, LoadError) else min(error.causes.values())
+            if not loads.changed.isdisjoint(draft.step_models):
+                self._unload_versions(draft.name)
+            self._versions_of(draft.name).fail_load(draft.versions, dict.fromkeys(draft.versions, cause))
+            raise load_failure(draft.name, {"": cause}) from error
 
     async def _load_steps(self, loads: LoadPass, draft: ModelDraft) -> None:
         """Raises LoadError if one of them cannot serve."""
@@ -208,31 +204,23 @@ class ModelLoads:
         return f"which has no loaded version. Model '{step}' loading failed with error: {cause}"
 
     def _check_circle(self, ensemble: str) -> None:
-        """Raises LoadError if an ensemble is a step of itself, perhaps of one of its steps."""
-        ahead, seen = [ensemble], set[str]()
-        while ahead:
-            current = ahead.pop()
-            draft = self._ensembles.get(current)
-            for step in () if draft is None else draft.step_models:
-                if step == ensemble:
-                    circle = f"{ensemble} -> ... -> {current} -> {ensemble}"
-                    raise LoadError(f"circular dependency between ensembles: {circle}")
-                if step not in seen:
-                    seen.add(step)
-                    ahead.append(step)
+        """Raises LoadError."""
+        circle = self._ensembles.circle_of(ensemble)
+        if circle:
+            raise LoadError(f"circular dependency between ensembles: {circle}")
 
     async def _renew_ensembles(self, loads: LoadPass) -> None:
         """Those of the models that have changed, those of these ensembles, and so on."""
         changed = list(loads.changed)
         while changed:
-            for ensemble in self._ensembles_of(changed.pop()):
+            for ensemble in self._ensembles.of(changed.pop()):
                 self.num_loading += 1
                 try:
                     async with self._lock(ensemble):
                         if ensemble in loads.ended or ensemble not in self._ensembles:
                             continue
                         loads.ended[ensemble] = None
-                        await self._load_ensemble(loads, self._ensembles[ensemble], with_steps=False)
+                        await self._load_ensemble(loads, self._ensembles.draft_of(ensemble), with_steps=False)
                 except InferError as error:
                     loads.ended[ensemble] = error
                     log.warning("%s", error.message.rstrip())
@@ -240,10 +228,8 @@ class ModelLoads:
                     self.num_loading -= 1
                 changed.append(ensemble)
 
-    def _ensembles_of(self, model: str) -> list[str]:
-        return [name for name, draft in self._ensembles.items() if model in draft.step_models]
-
     async def _load_draft(self, loads: LoadPass, draft: ModelDraft) -> None:
+        """Raises VersionsError."""
         versions = self._versions_of(draft.name)
         serving = versions.serving if loads.changed.isdisjoint(draft.step_models) else {}
         kept = {version: runtime for version, runtime in serving.items() if is_unchanged(draft, version, runtime)}
@@ -262,7 +248,7 @@ class ModelLoads:
             for version in runtimes.keys() - causes.keys():
                 runtimes[version].unload()
             versions.fail_load(runtimes, causes)
-            raise load_failure(draft.name, {"": min(causes.values())} if draft.step_models else causes)
+            raise VersionsError(causes)
         for runtime in runtimes.values():
             runtime.recorder.load_s = time.monotonic() - begun_s
         for runtime in kept.values():
@@ -290,16 +276,15 @@ class ModelLoads:
         `with_dependents`: also the models of an ensemble that nothing else needs."""
         self._named.discard(model)
         self._with_own_config.discard(model)
-        draft = self._ensembles.pop(model, None)
+        draft = self._ensembles.forget(model)
         await self._take_down(model)
         if draft is not None and with_dependents:
-            for step in draft.step_models:
-                if step not in self._named and not self._ensembles_of(step):
-                    await self.unload(step, with_dependents=True)
+            for step in self._ensembles.only_of(draft, self._named):
+                await self.unload(step, with_dependents=True)
 
     async def _take_down(self, model: str) -> None:
         """Unloads a model after the ensembles that it is a step of."""
-        for ensemble in self._ensembles_of(model):
+        for ensemble in self._ensembles.of(model):
             versions = self._versions_of(ensemble)
             if versions.serving:
                 await self._take_down(ensemble)
