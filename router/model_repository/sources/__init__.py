@@ -1,2 +1,2 @@
-"""Where the models of a repository are: local folders and remote ones, what is in them, and when it changes. It imports
-`model_files`."""
+"""Where the models of a repository come from, folders or addresses of object stores and hubs, and when their files
+changed. It may import `model_files`."""
