@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
@@ -15,12 +16,18 @@ from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
 from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
 from slipstream.router.infer.repository_service import RepositoryService
+from slipstream.router.infer.served_version import VersionFactory
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
+from slipstream.router.language_backends.generation_run import Generations
+from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
+from slipstream.router.language_backends.model_links import ModelLinks
 from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -29,7 +36,8 @@ from slipstream.router.observability.tensor_metrics.tensor_metrics_page import T
 from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
 from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
 from slipstream.router.process.listening import close_all, listening_at
-from slipstream.router.router_models import cancel_and_wait
+from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.status.wanted_models import WantedModel, WantedModels
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
@@ -42,16 +50,25 @@ log = logging.getLogger(__name__)
 class TensorModels:
     """Life cycle: `start`, which begins to load the models; `stop_admission`; and what `start` left in its `cleanup`.
     `instances_path` is the Unix socket for instances on this host, `instance_host` the address for others; `host` is
-    where all else listens."""
+    where all else listens. `models` are the language models; those that the repository names are `wanted`."""
 
     def __init__(
-        self, config: RepositoryConfig, host: str, instance_host: str, token: str, instances_path: Path | None
+        self,
+        config: RepositoryConfig,
+        host: str,
+        instance_host: str,
+        token: str,
+        instances_path: Path | None,
+        models: RouterModels,
     ) -> None:
         self._config = config
         self._instance_host = instance_host
         self._host = host
         self._token = token
         self._instances_path = instances_path
+        self._models = models
+        self._links: ModelLinks
+        self.wanted = WantedModels(self._not_started)
         self.service = TensorService()
         self.server: KServeServer
         self.repository: RepositoryService
@@ -60,7 +77,9 @@ class TensorModels:
         self._is_loaded = asyncio.Event()
         self._failure: Exception | None = None
 
-    async def start(self, front: Front, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
+    async def start(
+        self, front: Front, generations: GenerationService, access: Access, cleanup: AsyncExitStack
+    ) -> RepositoryAddresses:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
         pool = self.pool = cleanup.enter_context(RegionPool(config.shared_memory_bytes))
@@ -72,7 +91,8 @@ class TensorModels:
         cleanup.push_async_callback(self.port.stop)
         models = ModelRepository(config.paths, options_of(config))
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
-        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads)
+        factories = dict.fromkeys(LANGUAGE_BACKENDS, self._language_versions(front, generations))
+        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories)
         cleanup.push_async_callback(self.repository.close)
         self.server = KServeServer(
             self.service,
@@ -115,9 +135,20 @@ class TensorModels:
 
     def stop_admission(self) -> None:
         self.service.stop_admission()
+        self._links.close()
 
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
+
+    def _language_versions(self, front: Front, service: GenerationService) -> VersionFactory:
+        named = self._config.language_models
+        self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
+        flow = front.flow
+        generations = Generations(flow.lookup, flow.preparation, service, front.counts)
+        return partial(LanguageVersion, LanguageContext(generations, self._links))
+
+    def _not_started(self, model: WantedModel, reason: str) -> None:
+        self._links.failed(model, reason)
 
     async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         if self._config.grpc.port is None:
@@ -159,4 +190,5 @@ class TensorModels:
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
     cache = HostCache(config.download_folder, config.download_max_gib)
-    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache)
+    backends = frozenset({"python", *LANGUAGE_BACKENDS})
+    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache, backends=backends)

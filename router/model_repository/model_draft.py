@@ -50,6 +50,11 @@ class ModelDraft:
         return str(self.message.backend)
 
     @property
+    def input_names(self) -> frozenset[str]:
+        """Those that the configuration has."""
+        return frozenset(str(tensor.name) for tensor in self.message.input)
+
+    @property
     def parameters(self) -> dict[str, str]:
         """Those of the configuration: for the `start` of an instance (EXECUTION_ENV_PATH)."""
         return read_parameters(self.message)

@@ -10,6 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.tensors.infer_error import InferErrorCode
 
+LANGUAGE_BACKENDS = ("vllm", "tensorrtllm")  # whose models are served by workers, not by instances
 ENSEMBLE = "ensemble"  # a platform without a backend
 BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"  # a parameter
 
@@ -35,6 +36,7 @@ BACKENDS = {
         Backend("openvino", "model.xml"),
         Backend("pytorch", "model.pt", ("pytorch_libtorch", "torch_aoti")),
         Backend("python", "model.py"),
+        Backend("vllm", "model.json"),
     )
 }
 FILE_OF_PLATFORM = {"tensorflow_graphdef": "model.graphdef", "torch_aoti": "model.pt2"}  # of others: their backend's
