@@ -148,6 +148,8 @@ class TensorModels:
         return partial(LanguageVersion, LanguageContext(generations, self._links))
 
     def _not_started(self, model: WantedModel, reason: str) -> None:
+        """The cluster has no workers for a language model of the repository."""
+        log.error("language model %r cannot be served: %s", model.name, reason)
         self._links.failed(model, reason)
 
     async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
@@ -183,6 +185,7 @@ class TensorModels:
             self._failure = error
         finally:
             self._is_loaded.set()
+            self.wanted.complete()
         if self._config.control_mode == "poll":
             await self.repository.poll()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from slipstream.router.language_backends.language_settings import TENSORRT_LLM_BACKEND, LanguageSettings
+from slipstream.router.language_backends.language_settings import LanguageSettings
 from slipstream.router.language_backends.tensor_generation import RequestForm
 from slipstream.router.language_backends.vllm_form import VllmForm
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import numpy as np
-import pytest
-from tritonclient.utils import InferenceServerException
-
-from tests.support.router.language_lab import LONG, language_lab, strings, texts_of, write_language_model
+from tests.support.router.language_lab import language_lab, strings, texts_of, write_language_model
 
 
 def test_a_text_is_continued_as_in_the_api_of_openai(tmp_path: Path) -> None:
