@@ -23,7 +23,7 @@ from slipstream.router.infer.served_version import VersionFactory
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
-from slipstream.router.language_backends.generation_run import Generations
+from slipstream.router.language_backends.generation.generation_run import Generations
 from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
 from slipstream.router.language_backends.model_links import ModelLinks
 from slipstream.router.model_files.cache.host_cache import HostCache

@@ -16,12 +16,12 @@ from slipstream.router.infer.requests.request_counts import RequestCounts
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
 from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.instances.messages import InstanceResponse
-from slipstream.router.language_backends.form_choice import form_of
-from slipstream.router.language_backends.generation_run import GenerationRun, Generations
-from slipstream.router.language_backends.infer_failures import GENERATION_ERRORS, cancelled, infer_error
-from slipstream.router.language_backends.language_settings import LanguageSettings
+from slipstream.router.language_backends.forms.form_choice import form_of
+from slipstream.router.language_backends.generation.generation_run import GenerationRun, Generations
+from slipstream.router.language_backends.generation.infer_failures import GENERATION_ERRORS, cancelled, infer_error
+from slipstream.router.language_backends.generation.tensor_generation import RequestForm, TensorGeneration
 from slipstream.router.language_backends.model_links import ModelLink, ModelLinks
-from slipstream.router.language_backends.tensor_generation import RequestForm, TensorGeneration
+from slipstream.router.language_backends.settings.language_settings import LanguageSettings
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.custom_metrics import CustomFamily

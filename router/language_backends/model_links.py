@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slipstream.router.catalog.catalog import Catalog
-from slipstream.router.language_backends.language_settings import LanguageSettings, path_of
+from slipstream.router.language_backends.settings.language_settings import LanguageSettings, path_of
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.status.wanted_models import WantedModel, WantedModels

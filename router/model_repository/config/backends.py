@@ -36,7 +36,6 @@ BACKENDS = {
         Backend("openvino", "model.xml"),
         Backend("pytorch", "model.pt", ("pytorch_libtorch", "torch_aoti")),
         Backend("python", "model.py"),
-        Backend("vllm", "model.json"),
     )
 }
 FILE_OF_PLATFORM = {"tensorflow_graphdef": "model.graphdef", "torch_aoti": "model.pt2"}  # of others: their backend's

@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.language_backends.engine_settings import TENSORRT_LLM, VLLM, EngineSettings
-from slipstream.router.language_backends.sampling_parameters import READERS, sampling_fields
+from slipstream.router.language_backends.settings.engine_settings import TENSORRT_LLM, VLLM, EngineSettings
+from slipstream.router.language_backends.settings.sampling_parameters import READERS, sampling_fields
 from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 
 from slipstream.router.infer.requests.active_request import ActiveRequest
-from slipstream.router.language_backends.completed_tensors import add_missing, tensor_config
-from slipstream.router.language_backends.request_values import RequestValues
-from slipstream.router.language_backends.sampling_parameters import sampling_fields
-from slipstream.router.language_backends.tensor_generation import RowRequest, TensorGeneration
-from slipstream.router.language_backends.vllm_answer import VllmAnswer
+from slipstream.router.language_backends.forms.completed_tensors import add_missing, tensor_config
+from slipstream.router.language_backends.forms.request_values import RequestValues
+from slipstream.router.language_backends.forms.vllm_answer import VllmAnswer
+from slipstream.router.language_backends.generation.tensor_generation import RowRequest, TensorGeneration
+from slipstream.router.language_backends.settings.sampling_parameters import sampling_fields
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.model_spec import ModelSpec
 

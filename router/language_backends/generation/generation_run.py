@@ -23,10 +23,10 @@ from slipstream.router.api.openai.schema.completion_request import CompletionReq
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_record import Execution
-from slipstream.router.language_backends.output_part import Grid, OutputPart
-from slipstream.router.language_backends.output_run import OutputRun
-from slipstream.router.language_backends.tensor_generation import RowRequest, TensorGeneration
-from slipstream.router.language_backends.token_output import TokenOutput
+from slipstream.router.language_backends.generation.output_part import Grid, OutputPart
+from slipstream.router.language_backends.generation.output_run import OutputRun
+from slipstream.router.language_backends.generation.tensor_generation import RowRequest, TensorGeneration
+from slipstream.router.language_backends.generation.token_output import TokenOutput
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.process.random_bytes import random_bytes
 from slipstream.router.protocol.generation import GenerateRequest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipstream.router.api.generation.answer.output_tokens import OutputTokens
-from slipstream.router.language_backends.tensor_generation import TokenWords
+from slipstream.router.language_backends.generation.tensor_generation import TokenWords
 from slipstream.router.protocol.generation import Delta
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.router.api.generation.answer.choice import Choice
 from slipstream.router.api.generation.answer.failures import GenerationFailed
-from slipstream.router.language_backends.output_part import OutputPart
+from slipstream.router.language_backends.generation.output_part import OutputPart
 from slipstream.router.protocol.generation import Delta
 
 OnPart = Callable[[OutputPart], None]

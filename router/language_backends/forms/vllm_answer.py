@@ -10,8 +10,8 @@ import orjson
 
 from slipstream.router.api.generation.answer.token_names import finite, token_name
 from slipstream.router.api.generation.generation_batch import GenerationBatch
-from slipstream.router.language_backends.output_part import Grid, OutputPart
-from slipstream.router.language_backends.output_tensors import numbers_tensor, texts_tensor
+from slipstream.router.language_backends.forms.output_tensors import numbers_tensor, texts_tensor
+from slipstream.router.language_backends.generation.output_part import Grid, OutputPart
 from slipstream.router.protocol.messages import TokenLogprob
 from slipstream.router.tensors.tensor import Tensor
 from slipstream.router.text.detokenizer import PieceTable

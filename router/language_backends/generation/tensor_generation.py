@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from slipstream.router.api.generation.generation_batch import GenerationBatch
 from slipstream.router.infer.requests.active_request import ActiveRequest
-from slipstream.router.language_backends.output_part import Grid
+from slipstream.router.language_backends.generation.output_part import Grid
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.model_spec import ModelSpec
 from slipstream.router.tensors.tensor import Tensor
