@@ -91,7 +91,9 @@ class TensorModels:
         cleanup.push_async_callback(self.port.stop)
         models = ModelRepository(config.paths, options_of(config))
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
-        factories = dict.fromkeys(LANGUAGE_BACKENDS, self._language_versions(front, generations))
+        versions = self._language_versions(front, generations)
+        cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._links.watch()))
+        factories = dict.fromkeys(LANGUAGE_BACKENDS, versions)
         self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories)
         cleanup.push_async_callback(self.repository.close)
         self.server = KServeServer(

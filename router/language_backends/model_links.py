@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -75,6 +75,12 @@ class ModelLinks:
         self._failures.append((model, reason))
         self._changed()
 
+    async def watch(self) -> None:
+        """Looks whether models are served as workers come and go. Runs until it is cancelled."""
+        while True:
+            await self._changes.wait_for_change()
+            self._changed()
+
     def close(self) -> None:
         """Nothing waits for a model any more."""
         self._is_closed = True
@@ -95,12 +101,7 @@ class ModelLinks:
                 raise LoadError(f"Unavailable: {reason}")
             if self._is_closed:
                 raise LoadError(STOPPING)
-            waits = [asyncio.ensure_future(self._changes.wait_for_change()), asyncio.ensure_future(self._news.wait())]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            await self._news.wait()
 
     def release(self, model: WantedModel) -> None:
         links = self._links[model.name]
@@ -117,7 +118,7 @@ class ModelLinks:
         named = self._named.get(draft.name, "")
         if named and is_name(named) and named != draft.name and (draft.folder.parent / named).is_dir():
             return await self._of_repository(draft.name, named)
-        for asked in filter(None, (named, settings.asked)):
+        for asked in (named, *settings.asked):
             if self._is_of_cluster(asked):
                 return WantedModel(asked, str(self._directories.directory_of(asked)))
         if named and is_name(named):
@@ -131,7 +132,9 @@ class ModelLinks:
         if not path and own in self._catalog:
             path = str(self._directories.directory_of(own))
         if not path:
-            raise LoadError(f"Invalid argument: {unknown(draft.name, named or settings.asked)}")
+            if settings.fault:
+                raise LoadError(f"Internal: {settings.fault}")
+            raise LoadError(f"Invalid argument: {unknown(draft.name, [named] if named else settings.asked)}")
         is_highest = len(draft.versions) > 1 and version == draft.versions[-1]
         aliases = {"aliases": [draft.name]} if is_highest else {}
         return WantedModel(own, path, {**settings.engine, **aliases})
@@ -177,7 +180,10 @@ def is_name(named: str) -> bool:
     return "/" not in named and not named.startswith(".")
 
 
-def unknown(model: str, asked: str) -> str:
-    said = f"its files name {asked!r}, which is no folder and no served model" if asked else "its files name none"
+def unknown(model: str, asked: Sequence[str]) -> str:
+    named = ", ".join(map(repr, asked))
+    said = (
+        f"its files name {named}, which is no served model and no folder with weights" if asked else "no file names it"
+    )
     key = f"repository.language_models: {{{model}: NAME or PATH}}"
     return f"it is not known which language model serves '{model}': {said}; the deployment can say it, {key}"

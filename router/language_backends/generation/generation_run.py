@@ -73,6 +73,8 @@ class GenerationRun:
         try:
             for row in self._asked.rows:
                 self._batches.append(await self._prepared(row, priority))
+            if len({batch.num_choices for batch in self._batches}) > 1:
+                raise InferError("the rows of a request must ask for equally many outputs ('n')")
             await self._generate()
         finally:
             for choice in self._choices:

@@ -30,12 +30,13 @@ SERVING_PARAMETERS = frozenset({"exclude_input_in_output", "max_beam_width"})
 
 @dataclass(frozen=True, slots=True)
 class LanguageSettings:
-    """`asked` is the language model as the files name it, "" if they do not: the name of a served one, a folder, or an
-    address. `path` is where its files are, "" if no such place is known. `engine` are settings of a deployment.
-    `sampling` are defaults of requests. What has no effect here is `ignored`."""
+    """`asked` is what the files call the language model: the name of a served one, a folder, or an address. `path` is
+    where its files are, "" if no such place is known, and then `fault` may say why. `engine` are settings of a
+    deployment. `sampling` are defaults of requests. What has no effect here is `ignored`."""
 
-    asked: str = ""
+    asked: tuple[str, ...] = ()
     path: str = ""
+    fault: str = ""
     engine: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -46,18 +47,21 @@ class LanguageSettings:
     def read(cls, draft: ModelDraft, version: str) -> LanguageSettings:
         """Blocks. Raises LoadError."""
         parameters = {name: text for name, text in draft.parameters.items() if not UNFILLED.fullmatch(text.strip())}
-        arguments, table = parameters, TENSORRT_LLM
+        arguments, table, fault, folder = parameters, TENSORRT_LLM, "", draft.folder / version
         if draft.backend == VLLM_BACKEND:
-            arguments, table = engine_arguments(draft.folder / version), VLLM
+            arguments, table = engine_arguments(folder), VLLM
+            if not arguments:
+                fault = f"'{ENGINE_FILE}' containing vllm engine args must be provided in '{draft.folder}'"
+        asked = [str(one.get(name) or "") for one in (arguments, parameters) for name in PATH_PARAMETERS]
+        asked = list(dict.fromkeys(filter(None, asked)))
         sampling = {name: text for name, text in parameters.items() if name in READERS}
-        named = next((name for name in PATH_PARAMETERS if arguments.get(name) or parameters.get(name)), "")
-        asked = str(arguments.get(named) or parameters.get(named) or "")
         known = {*sampling, *SERVING_PARAMETERS, *PATH_PARAMETERS}
         try:
             engine = EngineSettings.of(table, {k: v for k, v in arguments.items() if k not in known})
             return cls(
-                asked,
-                path_of(asked, draft.folder / version),
+                tuple(asked),
+                next(filter(None, (path_of(one, folder) for one in asked)), ""),
+                fault,
                 engine.settings,
                 sampling_fields(sampling),
                 (*engine.ignored, *unknown_parameters(draft, parameters, known)),
@@ -73,11 +77,10 @@ class LanguageSettings:
 
 
 def engine_arguments(version_folder: Path) -> dict[str, Any]:
-    """Those of `model.json`. Raises LoadError."""
+    """Those of `model.json`, none if there is no such file. Raises LoadError."""
     path = version_folder / ENGINE_FILE
     if not path.is_file():
-        text = f"'{ENGINE_FILE}' containing vllm engine args must be provided in '{version_folder.parent}'"
-        raise LoadError(f"Internal: {text}")
+        return {}
     try:
         arguments = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
@@ -95,11 +98,17 @@ def unknown_parameters(draft: ModelDraft, parameters: Mapping[str, str], known: 
 
 
 def path_of(asked: str, version_folder: Path) -> str:
-    """A folder may be relative to the version's, the model's, or that of the repository."""
+    """A folder may be relative to the version's, the model's, or that of the repository. One without weights, as one
+    with an engine of TensorRT, is none."""
     if not asked or "://" in asked:
         return asked
     for base in (version_folder, version_folder.parent, version_folder.parent.parent):
-        folder = base / asked
+        folder = (base / asked).resolve()
         if folder.is_dir():
-            return str(folder.resolve())
+            return str(folder) if has_weights(folder) else ""
     return f"hf://{asked}" if HUB_NAME.fullmatch(asked) else ""
+
+
+def has_weights(folder: Path) -> bool:
+    """Its own, or those of versions in numbered folders."""
+    return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "[0-9]*/*.safetensors"))

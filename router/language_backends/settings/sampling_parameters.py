@@ -44,7 +44,7 @@ def stop_strings(value: Any) -> Any:
 
 # The parameters of vLLM's sampling that are served, and how a text is read as one.
 READERS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("n", "best_of", "max_tokens", "min_tokens", "top_k", "seed", "logprobs"), integer),
+    **dict.fromkeys(("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs"), integer),
     **dict.fromkeys(("temperature", "top_p", "min_p"), number),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "length_penalty"), number),
     **dict.fromkeys(("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"), boolean),
