@@ -15,9 +15,11 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
+from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
+from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.served_version import VersionFactory
 from slipstream.router.infer.service_metrics import ServiceMetrics
@@ -42,6 +44,7 @@ from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
+BACKENDS = frozenset(("", "python", *LANGUAGE_BACKENDS))  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
@@ -91,10 +94,14 @@ class TensorModels:
         cleanup.push_async_callback(self.port.stop)
         models = ModelRepository(config.paths, options_of(config))
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
-        versions = self._language_versions(front, generations)
+        cache = ResponseCache.of_size(config.cache_bytes)
+        language_version = self._language_version(front, generations)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._links.watch()))
-        factories = dict.fromkeys(LANGUAGE_BACKENDS, versions)
-        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories)
+        factories: dict[str, VersionFactory] = {
+            "": partial(EnsembleVersion, EnsembleContext(self.service, cache)),
+            **dict.fromkeys(LANGUAGE_BACKENDS, language_version),
+        }
+        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories, cache)
         cleanup.push_async_callback(self.repository.close)
         self.server = KServeServer(
             self.service,
@@ -142,7 +149,7 @@ class TensorModels:
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
 
-    def _language_versions(self, front: Front, service: GenerationService) -> VersionFactory:
+    def _language_version(self, front: Front, service: GenerationService) -> VersionFactory:
         named = self._config.language_models
         self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
         flow = front.flow
@@ -195,5 +202,4 @@ class TensorModels:
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
     cache = HostCache(config.download_folder, config.download_max_gib)
-    backends = frozenset({"python", *LANGUAGE_BACKENDS})
-    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache, backends=backends)
+    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache, backends=BACKENDS)

@@ -34,7 +34,7 @@ router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status router/tensor_memory
 router/model_repository/config router/model_repository router/instances/frames router/instances
-router/infer/requests router/infer
+router/infer/requests router/infer router/infer/ensembles
 router/observability/explain router/observability/tracing router/observability
 router/observability/tensor_metrics
 router/text/template router/text/memory router/text
@@ -67,7 +67,8 @@ workers/interface workers/retention workers/engine/kv_cache workers/engine/sched
 workers/process
 workers/backends workers/backends/python/model_api/tensors workers/backends/python/model_api
 workers/backends/python/import_path workers/backends/python/instance/memory workers/backends/python/instance/wire
-workers/backends/python/instance workers/backends/python workers/instances
+workers/backends/python/instance workers/backends/python workers/backends/onnxruntime
+workers/backends/hosting workers/instances
 workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
 

@@ -26,7 +26,6 @@ from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.model_repository.repository_watch import ModelStamp
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
 
-PYTHON = "python"
 NO_STAMP = ModelStamp({})
 
 
@@ -55,6 +54,11 @@ class ModelDraft:
         return frozenset(str(tensor.name) for tensor in self.message.input)
 
     @property
+    def step_models(self) -> tuple[str, ...]:
+        """The models that an ensemble is made of, each once, in the order of its steps."""
+        return tuple(dict.fromkeys(step.model_name for step in self.message.ensemble_scheduling.step))
+
+    @property
     def parameters(self) -> dict[str, str]:
         """Those of the configuration: for the `start` of an instance (EXECUTION_ENV_PATH)."""
         return read_parameters(self.message)
@@ -74,8 +78,8 @@ class ModelDraft:
 
     @property
     def is_completed_by_model(self) -> bool:
-        """Whether an instance process is to be sent `complete_config` before `complete`."""
-        return self.options.auto_complete and self.backend == PYTHON
+        """Whether an instance is to be sent `complete_config` before `complete`, if instances execute the model."""
+        return self.options.auto_complete
 
     def config_to_complete(self) -> dict[str, Any]:
         """The `config` of the message `complete_config`: the configuration as a JSON object, with all defaults. Raises
