@@ -56,6 +56,7 @@ class ModelLinks:
         self._directories = directories
         self._wanted = wanted
         self._named = named
+        self._own: set[str] = set()  # names that models of the repository have wanted for themselves
         self._links: dict[str, list[WantedModel]] = {}  # by the name of the served model, the latest is the last one
         self._news = asyncio.Event()
         self._failures: list[tuple[WantedModel, str]] = []  # that have not been wanted again
@@ -135,13 +136,14 @@ class ModelLinks:
             if settings.fault:
                 raise LoadError(f"Internal: {settings.fault}")
             raise LoadError(f"Invalid argument: {unknown(draft.name, [named] if named else settings.asked)}")
+        self._own.add(own)
         is_highest = len(draft.versions) > 1 and version == draft.versions[-1]
         aliases = {"aliases": [draft.name]} if is_highest else {}
         return WantedModel(own, path, {**settings.engine, **aliases})
 
     def _is_of_cluster(self, name: str) -> bool:
-        """Whether a model is served, and not (only) for the repository."""
-        return name in self._catalog and name not in self._links
+        """Whether a model is served, and not only for the repository."""
+        return name in self._catalog and name not in self._own
 
     async def _of_repository(self, model: str, named: str) -> WantedModel:
         """What serves another model of the repository, which may be loaded at the same time. Raises LoadError."""

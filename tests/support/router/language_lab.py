@@ -65,14 +65,18 @@ class LanguageLab:
     async def stream(
         self, model: str, inputs: Mapping[str, Array], parameters: Parameters | None = None, **options: Any
     ) -> AsyncIterator[triton.InferResult]:
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            given = [infer_input(name, array) for name, array in inputs.items()]
-            yield {"model_name": model, "inputs": given, "parameters": parameters, **options}
-
-        async for result, error in self.client.stream_infer(requests()):
+        async for result, error in self.client.stream_infer(self.requests(model, inputs, parameters, **options)):
             if error is not None:
                 raise error
             yield result
+
+    @staticmethod
+    async def requests(
+        model: str, inputs: Mapping[str, Array], parameters: Parameters | None = None, **options: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One, as `stream_infer` of the client takes it."""
+        given = [infer_input(name, array) for name, array in inputs.items()]
+        yield {"model_name": model, "inputs": given, "parameters": parameters, **options}
 
     async def text(self, model: str, prompt: str, parameters: Parameters | None = None, *, stream: bool = False) -> str:
         """The text of the first output, without the prompt."""
@@ -96,6 +100,15 @@ class LanguageLab:
             client.send(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
             status, _, answer = await client.response()
             return status, answer
+        finally:
+            await client.close()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        client = await Client.connect(self.addresses.http.port)
+        try:
+            client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            status, _, answer = await client.response()
+            return status, answer.decode()
         finally:
             await client.close()
 
