@@ -35,8 +35,8 @@ class Model:
         reason: str | None = None,
     ) -> None:
         """Raises InvalidArgumentError if the server is not started."""
+        _ = server.running  # raises
         self._server = server
-        self._service: InferService = server.running.service
         self.name = name
         self.version = version
         self.state = state
@@ -96,6 +96,10 @@ class Model:
 
     def __repr__(self) -> str:
         return str({"name": self.name, "version": self.version, "state": self.state})
+
+    @property
+    def _service(self) -> InferService:
+        return self._server.running.service
 
     @property
     def _version(self) -> str:

@@ -91,9 +91,9 @@ def test_memory_with_gaps_and_texts_by_dlpack_are_refused() -> None:
         slipstream.Tensor.from_dlpack(np.zeros((4, 4))[:, ::2])
     with pytest.raises(slipstream.InvalidArgumentError, match="BYTES"):
         np.from_dlpack(slipstream.Tensor.from_string_array(["a"]))
-    with pytest.raises(slipstream.InvalidArgumentError, match="not supported|BYTES"):
+    with pytest.raises(slipstream.InvalidArgumentError, match=r"not supported|BYTES"):
         slipstream.Tensor.from_bytes_array([1])
-    with pytest.raises(slipstream.InvalidArgumentError, match="not <DataType.BYTES"):
+    with pytest.raises(slipstream.InvalidArgumentError, match=r"not <DataType\.BYTES"):
         tensor_of([1]).to_string_array()
 
 

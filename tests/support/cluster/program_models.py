@@ -71,7 +71,7 @@ class TritonPythonModel:
             key, flags = request.correlation_id(), request.flags()
             if flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
                 self.sums[key] = 0
-            self.sums[key] += int(value_of(request, "VALUE")[0, 0])
+            self.sums[key] = self.sums.get(key, 0) + int(value_of(request, "VALUE")[0, 0])  # 0: an empty place
             total = np.array([[self.sums[key]]], dtype=np.int32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SUM", total)]))
         return responses
