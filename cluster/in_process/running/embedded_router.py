@@ -11,10 +11,14 @@ from pathlib import Path
 
 from slipstream.cluster.in_process.interface.errors import InternalError
 from slipstream.cluster.in_process.interface.options import Options
+from slipstream.cluster.in_process.language.local_pools import EmbeddedRouterPort, LocalPools
+from slipstream.cluster.in_process.language.worker_plan import WorkerContact
 from slipstream.cluster.in_process.running.server_log import logging_as
+from slipstream.cluster.models.repository_pools import RepositoryPools
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.router import Router
+from slipstream.router.router_models import cancel_and_wait
 from slipstream.router.tensor_models import TensorModels
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.instances.instance_host import InstanceHost
@@ -47,8 +51,13 @@ class EmbeddedRouter:
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             token, path = secrets.token_hex(16), folder / "instances"
             self._router = Router(RouterConfig(), (), token, repository=self._config, instances_path=path)
-            await self._router.start(is_embedded=True)
+            addresses = await self._router.start(is_embedded=True)
             cleanup.push_async_callback(self._router.stop)
+            contact = WorkerContact(addresses.workers, token)
+            pools = LocalPools(self._router, self._config, contact, folder)
+            cleanup.push_async_callback(pools.stop)
+            wanted = asyncio.create_task(RepositoryPools(EmbeddedRouterPort(self._router), pools).run())
+            cleanup.push_async_callback(cancel_and_wait, wanted)
             self.tensors.repository.exit_timeout_s = self._options.exit_timeout
             python = self._config.backend_config.get("python", {}).get(PYTHON_RUNTIME, "")
             host = InstanceHost(InstanceHostConfig(f"unix:{path}", token, "in-process", python=python))
