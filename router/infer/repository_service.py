@@ -28,7 +28,7 @@ from slipstream.router.model_repository.repository_error import (
     AMBIGUOUS,
     RepositoryError,
 )
-from slipstream.router.model_repository.repository_watch import ModelStamp, changes_between
+from slipstream.router.model_repository.sources.repository_watch import ModelStamp, changes_between
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
