@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.in_process.language.worker_group import WorkerGroup
@@ -87,7 +88,8 @@ class LocalPools:
         workers = self._pools[name].workers
         while not self._router.service.has_workers(name):
             change = asyncio.ensure_future(self._router.service.worker_port.wait_for_change())
-            await asyncio.wait([change, workers.failed], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [change, workers.failed]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             change.cancel()
             if workers.failed.done():
                 raise FleetError("unavailable", "workers", workers.failed.result())
