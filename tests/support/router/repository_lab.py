@@ -128,9 +128,10 @@ class RepositoryLab:
 async def repository_lab(
     tmp_path: Path, models: Mapping[str, tuple[str, str]], **settings: Any
 ) -> AsyncIterator[RepositoryLab]:
-    """`models` are configurations and code, by name. At the end nothing of them may be left."""
+    """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already. At
+    the end nothing of them may be left."""
     folder = tmp_path / "models"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
     pool, path = RegionPool(64 << 20), str(tmp_path / "port")
     lab = RepositoryLab(folder, pool, config, path)
