@@ -34,10 +34,12 @@ from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.model_repository.repository_error import RepositoryError
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.process.grpc_tuning import spare_grpc_threads
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.instances.host_config import InstanceHostConfig
@@ -141,6 +143,10 @@ class RouterHost(ProcessHost):
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
         self._serving: concurrent.futures.Future[ServingState] = concurrent.futures.Future()
+
+    def warm_up(self, modules: tuple[str, ...]) -> ProcessLocation:
+        spare_grpc_threads()  # before the import of grpcio
+        return super().warm_up(modules)
 
     def run(
         self,
@@ -247,6 +253,14 @@ class RouterHost(ProcessHost):
         """The state and the counts of each version of the model."""
         return self._ask(lambda router: router.service.snapshot_of(model).versions)
 
+    def wanted_models(self, known: WantedList | None) -> WantedList:
+        """The language models that the repository names. Blocks until they are others than those that are known."""
+        return self._await(lambda router: router.wanted_models(known))
+
+    def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
+        """No workers can be started for a language model that the repository names."""
+        self._ask(lambda router: router.wanted_model_failed(model, reason))
+
     def ping(self) -> None:
         """Returns when the event loop has answered."""
         self._ask(lambda router: None)
@@ -265,10 +279,10 @@ class RouterHost(ProcessHost):
 
         return asyncio.run_coroutine_threadsafe(ask(), serving.loop).result()
 
-    def _await(self, call: Callable[[Router], Coroutine[Any, Any, None]]) -> None:
+    def _await(self, call: Callable[[Router], Coroutine[Any, Any, T]]) -> T:
         """Runs a coroutine on the router's event loop to its end. Raises what it raises."""
         serving = self._serving.result()
-        asyncio.run_coroutine_threadsafe(call(serving.router), serving.loop).result()
+        return asyncio.run_coroutine_threadsafe(call(serving.router), serving.loop).result()
 
 
 def sources_of(model: RoutedModel, workers: Mapping[str, ExpectedWorkers]) -> Iterator[ModelSource]:

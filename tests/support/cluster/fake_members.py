@@ -22,6 +22,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
 
 MODEL = ""  # of CONFIG, which names none
@@ -83,6 +84,13 @@ class FakeRouter(FakeMember):
     node_id: str = "node"
     instance_ports: list[Endpoint] = field(default_factory=list)  # of its incarnations; empty: there is no repository
     tolerates_failed_models: bool = False
+    keeps_standby: bool = False
+
+    def keep_standby(self) -> None:
+        self.keeps_standby = True
+
+    def end_standby(self) -> None:
+        self.keeps_standby = False
 
     def tolerate_failed_models(self) -> None:
         self.tolerates_failed_models = True
@@ -112,6 +120,11 @@ class FakeRouter(FakeMember):
     async def add_model(self, deployment: Deployment) -> None: ...
     async def set_aliases(self, model: str, aliases: Sequence[str]) -> None: ...
     def forget_model(self, model: str) -> None: ...
+    async def wanted_models(self, known: WantedList | None) -> WantedList:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing is wanted")
+
+    async def wanted_model_failed(self, model: WantedModel, reason: str) -> None: ...
     async def remove_model(self, model: str, deadline_s: float) -> None:
         self.removed.append(model)
 
