@@ -24,6 +24,7 @@ from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
 from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -38,7 +39,7 @@ from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
-BACKENDS = frozenset(("", "python"))  # "": ensembles
+BACKENDS = EXECUTED_BY_INSTANCES | {""}  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
