@@ -283,6 +283,7 @@ class VersionRuntime:
             device=planned.device,
             revision=draft.revision_of(self.version),
             settings=self._context.settings_of(draft.backend),
+            backend_file=draft.backend_file,
         )
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))
