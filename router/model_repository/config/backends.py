@@ -11,7 +11,7 @@ from slipstream.router.model_repository.config.config_fault import ConfigError, 
 
 LANGUAGE_BACKENDS = ("vllm", "tensorrtllm")  # whose models are served by workers, not by instances
 ENSEMBLE = "ensemble"  # a platform without a backend
-EXECUTED_BY_INSTANCES = frozenset({"python", "onnxruntime", "pytorch"})
+EXECUTED_BY_INSTANCES = frozenset({"python", "onnxruntime", "pytorch", "openvino", "fil"})
 
 
 @dataclass(frozen=True, slots=True)

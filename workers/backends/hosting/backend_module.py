@@ -11,19 +11,20 @@ from types import ModuleType
 from slipstream.workers.backends.backend import BackendError
 
 # Backend -> the extra of Slipstream that has its packages.
-EXTRAS = {"onnxruntime": "onnx"}
+EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino", "fil": "trees"}
+FOLDERS = {"fil": "trees"}  # of others: their name
 FUNCTIONS = ("complete", "load")
 
 
 def backend_module(name: str, file: str = "") -> ModuleType:
-    """It has the functions of `Backend`. `file` is its code; "": it is Slipstream's own. Raises BackendError if there is
-    no such backend, or a package is missing that it needs; and what a backend's file raises that is imported."""
+    """It has the functions of `Backend`. `file` is its code; "": it is Slipstream's own. Raises BackendError if there
+    is no such backend, or a package is missing that it needs; and what a backend's file raises that is imported."""
     return module_of_file(name, Path(file)) if file else own_module(name)
 
 
 def own_module(name: str) -> ModuleType:
     """Raises BackendError."""
-    package = f"slipstream.workers.backends.{name}"
+    package = f"slipstream.workers.backends.{FOLDERS.get(name, name)}"
     try:
         return importlib.import_module(f"{package}.backend")
     except ModuleNotFoundError as error:
