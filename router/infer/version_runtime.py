@@ -314,6 +314,8 @@ class VersionRuntime:
             "model_name": spec.name,
         }
         outputs = {tensor.name: tensor.datatype for tensor in spec.outputs}
+        if spec.sequence_batching is not None:
+            outputs.update({state.output_name: state.datatype for state in spec.sequence_batching.states})
         instance.link.initialize(InitializeInstance(args, outputs, spec.is_decoupled))
 
     def _serve(self, name: str) -> None:

@@ -52,11 +52,13 @@ class InitializeInstance:
 @dataclass(frozen=True, slots=True)
 class ExecuteRequest:
     """One place of a batch. `n` is unique on this link. `request` None: a place without a request, which has only
-    `extra_inputs`; its response is dropped."""
+    `extra_inputs`; its response is dropped. `extra_outputs` are outputs that the router itself needs, beside those that
+    the request asks for."""
 
     n: int
     request: InferRequest | None
     extra_inputs: tuple[Tensor, ...] = ()
+    extra_outputs: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

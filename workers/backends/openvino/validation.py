@@ -13,7 +13,7 @@ from slipstream.workers.backends.openvino.openvino_file import DATATYPES, Openvi
 def check_file(model: ModelContext, file: OpenvinoFile) -> None:
     """Raises BackendError."""
     batching = model.config.get("sequence_batching") or {}
-    controls = [{**control, "name": control["name"]} for control in batching.get("control_input", [])]
+    controls = batching.get("control_input", [])
     states = batching.get("state", [])
     inputs, outputs = model.config.get("input", []), model.config.get("output", [])
     num_inputs = len(set(file.input_places.values()))

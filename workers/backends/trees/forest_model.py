@@ -49,7 +49,7 @@ class ForestOutput:
         table = as_table(scores)
         if num_classes == 2 and (self.is_class or width == 1):
             second: Array = table[:, -1:]
-            return np.greater(second, self.threshold) if self.is_class else second
+            return np.asarray(second > self.threshold) if self.is_class else second
         if self.is_class:
             return np.argmax(table, axis=1).reshape(-1, 1)
         if num_classes == 2 and table.shape[1] == 1:
