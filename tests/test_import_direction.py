@@ -52,6 +52,8 @@ router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/ap
 router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/grpc
 router/api/anthropic router/api/admin
 router/api/pages
+router/language_backends/settings router/language_backends/generation router/language_backends/forms
+router/language_backends
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
@@ -75,7 +77,10 @@ cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet c
 cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
-cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
+cluster/supervisor/members cluster/supervisor cluster/models
+cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
+cluster/in_process/running cluster/in_process/requests cluster/in_process
+cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim
