@@ -53,7 +53,7 @@ class TensorModels:
         self._host = host
         self._token = token
         self._instances_path = instances_path
-        self.service = TensorService()
+        self.service = TensorService(config.versions)
         self.wanted = WantedModels(note_failure)
         self.server: KServeServer
         self.repository: RepositoryService
