@@ -23,7 +23,7 @@ from slipstream.router.model_repository.config.tensor_checks import tensor_fault
 from slipstream.router.model_repository.override_files import remove_override
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError
-from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
 
 NO_STAMP = ModelStamp({})
@@ -47,6 +47,11 @@ class ModelDraft:
     def backend(self) -> str:
         """Empty for an ensemble."""
         return str(self.message.backend)
+
+    @property
+    def step_models(self) -> tuple[str, ...]:
+        """The models that an ensemble is made of, each once, in the order of its steps."""
+        return tuple(dict.fromkeys(step.model_name for step in self.message.ensemble_scheduling.step))
 
     @property
     def parameters(self) -> dict[str, str]:

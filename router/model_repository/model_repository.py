@@ -15,13 +15,13 @@ from slipstream.router.model_repository.config.model_checks import model_faults,
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.config_reader import read_config
 from slipstream.router.model_repository.model_draft import ModelDraft
-from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.override_files import remove_override, write_override
 from slipstream.router.model_repository.read_options import ReadOptions
-from slipstream.router.model_repository.remote_source import RemoteSource
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError
-from slipstream.router.model_repository.repository_source import LocalSource, RepositorySource
-from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.model_repository.sources.model_folder import ModelFolder
+from slipstream.router.model_repository.sources.remote_source import RemoteSource
+from slipstream.router.model_repository.sources.repository_source import LocalSource, RepositorySource
+from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
 
 DEFAULT_OPTIONS = ReadOptions()

@@ -25,7 +25,8 @@ class Execution:
 @dataclass(slots=True, eq=False)
 class InferRecord:
     """Of one request. Times are of `time.monotonic`. `compute_s` are input, execution and output of the last execution,
-    as the instance measured them. `version_reason`: why that version, where there was a choice."""
+    as the instance measured them; those of an ensemble are the sums of its `steps`. `version_reason`: why that version,
+    where there was a choice."""
 
     request_id: str
     client_id: str
@@ -45,6 +46,7 @@ class InferRecord:
     error: str = ""
     is_cache_hit: bool = False
     version_reason: str = ""
+    steps: list[InferRecord] = field(default_factory=list)  # the requests of an ensemble to its models
     on_end: Callable[[InferRecord], None] | None = None  # what a traced request is given to
 
     def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:
