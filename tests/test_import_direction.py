@@ -52,6 +52,8 @@ router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/ap
 router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/grpc
 router/api/anthropic router/api/admin
 router/api/pages
+router/language_backends/settings router/language_backends/generation router/language_backends/forms
+router/language_backends
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface

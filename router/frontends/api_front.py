@@ -75,7 +75,7 @@ class ApiFront:
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
-        flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
+        flow = self.flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
         ModelPagesOfBothApis(catalog, service, flow.lookup).add_to(self._routes)
         OpenAiApi(flow, self._access).add_to(self._routes)
         responses = ResponseStore(self.store)
