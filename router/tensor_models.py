@@ -76,6 +76,7 @@ class TensorModels:
         self.server: KServeServer
         self.repository: RepositoryService
         self.port: InstancePort
+        self.metrics_page: TensorMetricsPage
         self.pool: RegionPool
         self._is_loaded = asyncio.Event()
         self._failure: Exception | None = None
@@ -173,7 +174,7 @@ class TensorModels:
 
     async def _serve_metrics(self, front: Front, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         config = self._config.metrics
-        page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
+        page = self.metrics_page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
         await page.start()
         cleanup.push_async_callback(page.stop)
         front.serve_tensor_metrics(page.render)

@@ -77,7 +77,10 @@ cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet c
 cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
-cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
+cluster/supervisor/members cluster/supervisor cluster/models
+cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
+cluster/in_process/running cluster/in_process/requests cluster/in_process
+cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim
