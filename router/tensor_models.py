@@ -72,7 +72,7 @@ class TensorModels:
         self._models = models
         self._links: ModelLinks
         self.wanted = WantedModels(self._not_started)
-        self.service = TensorService()
+        self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
         self.port: InstancePort

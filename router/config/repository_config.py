@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from slipstream.router.config.kserve_config import KServeGrpcConfig, KServeHttpConfig, TensorMetricsConfig
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 
 ControlMode = Literal["none", "explicit", "poll"]
 ALL_MODELS = "*"
@@ -63,6 +64,8 @@ class RepositoryConfig:
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     # Backend -> setting -> value, as Triton's --backend-config. The backend "" has settings for all.
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
+    # Model -> how its requests are divided between its versions. Others go to the highest version.
+    versions: dict[str, TensorVersionsConfig] = field(default_factory=dict)
     # Model of the repository -> the language model that answers for it: the name of one of the cluster, or a path.
     language_models: dict[str, str] = field(default_factory=dict)
     server_id: str = "triton"  # the name in the metadata of the server
