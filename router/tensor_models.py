@@ -29,7 +29,7 @@ from slipstream.router.language_backends.generation.generation_run import Genera
 from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
 from slipstream.router.language_backends.model_links import ModelLinks
 from slipstream.router.model_files.cache.host_cache import HostCache
-from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -44,7 +44,7 @@ from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
-BACKENDS = frozenset(("", "python", *LANGUAGE_BACKENDS))  # "": ensembles
+BACKENDS = frozenset(("", *EXECUTED_BY_INSTANCES, *LANGUAGE_BACKENDS))  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
