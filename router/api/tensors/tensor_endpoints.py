@@ -1,0 +1,56 @@
+"""All endpoints of OpenAI's shape that a repository's configuration has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.router.access.access import Access
+from slipstream.router.access.caller import Caller
+from slipstream.router.api.exchange_context import ApiRoutes
+from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.openai.body.parsing import BodyParser
+from slipstream.router.api.tensors.embeddings.embeddings_api import EmbeddingsApi
+from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
+from slipstream.router.api.tensors.models.endpoint_call import EndpointServer
+from slipstream.router.api.tensors.models.endpoint_table import EndpointTable
+from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizers
+from slipstream.router.config.endpoints_config import EndpointsConfig
+from slipstream.router.observability.endpoint_metrics import EndpointCounts
+from slipstream.router.tensor_memory.region_pool import RegionPool
+
+
+class TensorEndpoints:
+    """Adds the paths of the kinds that are configured, and knows what `/v1/models` shows of them."""
+
+    def __init__(
+        self,
+        config: EndpointsConfig,
+        tensors: KServeServer,
+        pool: RegionPool | None,
+        access: Access,
+        bodies: BodyParser,
+    ) -> None:
+        self.table = EndpointTable(config)
+        self._config = config
+        self._server = EndpointServer(self.table, tensors.service, pool, access, bodies, tensors.loaded)
+
+    @property
+    def counts(self) -> EndpointCounts:
+        return self._server.counts
+
+    def add_to(self, routes: ApiRoutes) -> None:
+        """Register the endpoints."""
+        vectors = TextVectors(EndpointTokenizers())
+        if self._config.embeddings:
+            EmbeddingsApi(self._server, vectors).add_to(routes)
+
+    def cards(self, caller: Caller) -> list[dict[str, Any]]:
+        """What `/v1/models` shows of them."""
+        cards = self.table.cards(caller)
+        for card in cards:
+            card["state"] = "serving" if self._is_served(card) else "loading"
+        return cards
+
+    def _is_served(self, card: dict[str, Any]) -> bool:
+        endpoints = [endpoint for kind in card["kinds"] if (endpoint := self.table.get(kind, card["id"])) is not None]
+        return all(self._server.service.is_ready(one.model, one.config.version) for one in endpoints)
