@@ -38,6 +38,7 @@ from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
 from slipstream.router.status.repository_status import LOADING, repository_status
+from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.router.text.encoding import encode_pool
 
 if TYPE_CHECKING:
@@ -153,6 +154,19 @@ class Router:
         if one of them could not be loaded, and that is to end the router."""
         if self.tensors is not None:
             await self.tensors.wait_loaded()
+
+    async def wanted_models(self, known: WantedList | None) -> WantedList:
+        """The language models that the repository names, once they are others than those that are known; never without
+        a repository."""
+        if self.tensors is None:
+            await asyncio.Event().wait()
+        assert self.tensors is not None
+        return await self.tensors.wanted.other_than(known)
+
+    def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
+        """The cluster has given up to serve a language model that the repository names."""
+        if self.tensors is not None:
+            self.tensors.wanted.fail(model, reason)
 
     async def serve_until(self, stopped: Awaitable[T]) -> T:
         """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""

@@ -31,6 +31,7 @@ from slipstream.router.observability.tensor_metrics.tensor_metrics_server import
 from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
 from slipstream.router.process.listening import close_all, listening_at
 from slipstream.router.router_models import cancel_and_wait
+from slipstream.router.status.wanted_models import WantedModel, WantedModels
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
@@ -54,6 +55,7 @@ class TensorModels:
         self._token = token
         self._instances_path = instances_path
         self.service = TensorService()
+        self.wanted = WantedModels(note_failure)
         self.server: KServeServer
         self.repository: RepositoryService
         self.port: InstancePort
@@ -155,8 +157,14 @@ class TensorModels:
             self._failure = error
         finally:
             self._is_loaded.set()
+            self.wanted.complete()
         if self._config.control_mode == "poll":
             await self.repository.poll()
+
+
+def note_failure(model: WantedModel, reason: str) -> None:
+    """The cluster has no workers for a language model of the repository."""
+    log.error("language model %r cannot be served: %s", model.name, reason)
 
 
 def options_of(config: RepositoryConfig) -> ReadOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +12,11 @@ from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.admin_server import AdminServer, operating
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.driver.driver_task import DriverTask
+from slipstream.cluster.driver.managed_models import ManagedModels, managed_models
 from slipstream.cluster.driver.urls import port_of, url_of
 from slipstream.cluster.fleet.author import DRIVER, Author
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.history.key_changes import following_keys
-from slipstream.cluster.models.model_admin import ModelAdmin
-from slipstream.cluster.models.model_services import ModelServices
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.planner.decision_log import DecisionLog, DecisionRecord
@@ -53,33 +52,34 @@ class ControlServices:
         state.operator_url = url_of("http", Endpoint(config.host, self._admin_server.port))
 
     @asynccontextmanager
-    async def running(self, cluster: SupervisedCluster) -> AsyncIterator[None]:
-        """Runs all services while the context is open."""
-        task, state, changes, console = self._task, self._state_file.state, self._changes, self._console
+    async def managing(self, cluster: SupervisedCluster) -> AsyncIterator[ManagedModels]:
+        """What changes the models, from before the cluster is up."""
+        with closing(self._changes):
+            async with managed_models(cluster, self._task, self._state_file, self._changes, self._console) as managed:
+                yield managed
+
+    @asynccontextmanager
+    async def running(self, cluster: SupervisedCluster, managed: ManagedModels) -> AsyncIterator[None]:
+        """Runs all other services while the context is open."""
+        task, state, changes = self._task, self._state_file.state, self._changes
         config, router = task.config.planner, cluster.supervisor.router
+        models, services, admin = managed.served, managed.services, managed.admin
         decisions = DecisionLog(config.log_decisions, self._note_decision) if config.enabled else None
-        models = ServedModels(task.config, state)
-        services = ModelServices(cluster, models, state, changes, console, task.overrides)
-        for name in cluster.fleet.models:
-            services.start(name, cluster.contents[name])
-        admin = ModelAdmin(cluster, models, services, self._state_file, changes, console)
+        for name, content in cluster.contents.items():
+            services.start(name, content)
         tokens_file = task.config.admin_api.tokens_file
         tokens = AdminTokens(state.operator_token, Path(tokens_file) if tokens_file is not None else None)
         parts = DriverParts(
             cluster.fleet, state, router, tokens, decisions, services.updaters, cluster.files, changes, admin
         )
         async with AsyncExitStack() as stack:
-            stack.callback(changes.close)
             changes.note(DRIVER, "cluster", state.name, "", f"ready (Slipstream {state.slipstream})")
             stack.callback(changes.note, DRIVER, "cluster", state.name, "ready", "stopping")
-            stack.push_async_callback(services.close)
-            stack.push_async_callback(admin.close)
             await stack.enter_async_context(following_keys(task.config.router.access.keys_file, changes))
             if self._admin_server is not None:
                 await stack.enter_async_context(operating(self._admin_server, parts))
             if decisions is not None:
                 await stack.enter_async_context(planning(self._planner_loop(cluster, models, decisions)))
-            stack.callback(services.downloads.abandon)
             admin.resume()
             yield
 

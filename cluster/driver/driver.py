@@ -15,6 +15,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.served_config import as_plain
 from slipstream.cluster.driver.control_services import ControlServices
 from slipstream.cluster.driver.driver_task import DriverTask
+from slipstream.cluster.driver.managed_models import ManagedModels
 from slipstream.cluster.driver.served_versions import ServedVersions
 from slipstream.cluster.driver.start_report import first_request, timings
 from slipstream.cluster.driver.status_reporter import StatusReporter
@@ -117,10 +118,11 @@ class Driver:
                 return self._interrupted()
             cluster = self._supervised(session, own, contents)
             try:
-                if not await unless(stop.given, self._bring_up(cluster)):
-                    return self._interrupted()
-                async with self._services.running(cluster):
-                    await unless(stop.given, cluster.supervisor.unless_failed(asyncio.Event().wait()))
+                async with self._services.managing(cluster) as managed:
+                    if not await unless(stop.given, self._bring_up(cluster, managed)):
+                        return self._interrupted()
+                    async with self._services.running(cluster, managed):
+                        await unless(stop.given, cluster.supervisor.unless_failed(asyncio.Event().wait()))
                 if self._leaves_clients:
                     self._console.say("slipstream: the driver got a signal to end that the guardian did not send")
                     return 0
@@ -169,7 +171,7 @@ class Driver:
         reporter.fleet = fleet = ClusterFleet(supervisor, deployments, session, config.budget, config.num_ranks)
         return SupervisedCluster(supervisor, fleet, reporter, reporter.files, contents, (deployments or [common])[0])
 
-    async def _bring_up(self, cluster: SupervisedCluster) -> None:
+    async def _bring_up(self, cluster: SupervisedCluster, managed: ManagedModels) -> None:
         """Starts everything and waits for the first token. Raises StartFailed."""
         supervisor, fleet, reporter = cluster.supervisor, cluster.fleet, cluster.reporter
         groups = list(self._first_groups(fleet))
@@ -188,10 +190,11 @@ class Driver:
         except OSError as error:
             raise StartFailed(f"the router cannot be reached at {self._state.url}: {error}") from error
         supervisor.settle()
-        cold = [model.model for model in self._state.models if not model.wanted["decode"]]
+        models = [self._state.of_model(entry.name) for entry in self._config.entries()]
+        cold = [model.model for model in models if not model.wanted["decode"]]
         if self._config.repository.is_on:
             await self._report_loads()
-        if self._state.models and len(cold) < len(self._state.models):
+        if models and len(cold) < len(models):
             self._console.step("a first token has been generated")
         if cold:
             which = f" of {', '.join(cold)}" if self._state.further else ""
@@ -199,7 +202,7 @@ class Driver:
         reporter.settled = True
         self._phase("ready")
         self._guardian.ready()
-        self._report_start()
+        self._report_start(managed.served.config)
 
     async def _until_ready(self, http: tuple[str, int, bool]) -> None:
         """Raises OSError if the router cannot be reached, but not before the supervisor can have learned why."""
@@ -235,13 +238,13 @@ class Driver:
         wanted = self._state.of_model(alone.model.name).wanted
         return {role: wanted.get(role, pool.replicas) for role, pool in alone.pools()}
 
-    def _report_start(self) -> None:
+    def _report_start(self, served: ClusterConfig) -> None:
         if self._before is not None:
             self._console.say(f"Serves again at {self._state.url}")
             return
         for line in timings(self._console.stages, self._state.members) if self._task.timings else ():
             self._console.say(line)
-        for line in first_request(self._config, self._state):
+        for line in first_request(served, self._state):
             self._console.say(line)
 
     async def _drain(self, supervisor: Supervisor, stop: StopOrder) -> None:

@@ -16,3 +16,4 @@ class Author(NamedTuple):
 OPERATOR = Author("operator")  # the token of the state file, or of admin_api.token_file
 DRIVER = Author("driver")
 WATCH = Author("watch")  # of a model's folder, for new versions
+REPOSITORY = Author("repository", "a model of the repository needs it")

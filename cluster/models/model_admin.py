@@ -14,7 +14,7 @@ from slipstream.cluster.config.loading.config_warnings import Machine, warnings_
 from slipstream.cluster.config.loading.model_file import entries_of
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.fleet.author import Author
+from slipstream.cluster.fleet.author import REPOSITORY, Author
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.model_services import ModelServices
@@ -58,6 +58,8 @@ class ModelAdmin:
         self._console = console
         self._adding = asyncio.Lock()  # so that two callers do not take the same name
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._removals: dict[str, asyncio.Task[None]] = {}
+        self._has_resumed = asyncio.Event()
 
     def models(self) -> tuple[ModelInfo, ...]:
         return tuple(map(self._info, self._models.config.entries()))
@@ -78,20 +80,21 @@ class ModelAdmin:
             model.config,
         )
 
-    async def add(self, path: Path, by: Author) -> list[str]:
-        """Adds the models in a file. If the caller goes away, they are added all the same. Raises FleetError."""
-        task = asyncio.create_task(self._add(path, by), name=f"add {path}")
+    async def add(self, path: Path, by: Author, asked: str = "") -> list[str]:
+        """Adds the models in a file, which are for what the repository has `asked`, if anything. If the caller goes
+        away, they are added all the same. Raises FleetError."""
+        task = asyncio.create_task(self._add(path, by, asked), name=f"add {path}")
         self._keep(task)
         return await asyncio.shield(task)
 
-    async def _add(self, path: Path, by: Author) -> list[str]:
+    async def _add(self, path: Path, by: Author, asked: str) -> list[str]:
         begun: list[NewModel] = []
         async with self._adding:
             new = await asyncio.to_thread(self._read, path)
             try:
                 for model in new:
                     begun.append(model)
-                    await self._begin(model, path)
+                    await self._begin(model, path, asked)
             except Exception:
                 await self._give_up(begun)
                 raise
@@ -133,10 +136,10 @@ class ModelAdmin:
         except FleetError as error:
             raise FleetError(error.kind, "config", f"{path}: {error.reason}") from None
 
-    async def _begin(self, new: NewModel, path: Path) -> None:
+    async def _begin(self, new: NewModel, path: Path, asked: str) -> None:
         """Makes all parts of the cluster know the model. Raises FleetError."""
         name, cluster = new.entry.name, self._cluster
-        state = ModelState(name, str(path))
+        state = ModelState(name, str(path), asked=asked)
         name_version(state, new.content, new.entry.path)
         self._state.further.append(state)
         deployment = replace(
@@ -164,15 +167,21 @@ class ModelAdmin:
         supervisor, fleet = self._cluster.supervisor, self._cluster.fleet.of_model(new.entry.name)
         groups = [one for role, pool in new.config.pools() for one in fleet.make(role, pool.replicas, fleet.newest)]
         await supervisor.add(groups)
+        await self.until_served(new.entry.name)
+
+    async def until_served(self, name: str) -> None:
+        """Returns when all groups of a model serve. Raises FleetError."""
+        supervisor, fleet = self._cluster.supervisor, self._cluster.fleet.of_model(name)
+        timeout_s = self._models.config.startup_timeout_s
         try:
-            async with start_bound(new.config.startup_timeout_s, lambda: supervisor.members):
-                await asyncio.gather(*(supervisor.served(group.name) for group in groups))
+            async with start_bound(timeout_s, lambda: supervisor.members):
+                await asyncio.gather(*(supervisor.served(one.name) for one in fleet.state().members))
         except TimeoutError:
             late = [f"{one.name} is {one.state}" for one in fleet.state().members if one.state != "ready"]
-            reason = f"not up after {new.config.startup_timeout_s:g} s: {'; '.join(late)}"
-            raise FleetError("unavailable", "config", f"{new.entry.name}: {reason}") from None
+            reason = f"{name}: not up after {timeout_s:g} s: {'; '.join(late)}"
+            raise FleetError("unavailable", "config", reason) from None
         except StartFailed as failed:
-            raise FleetError("unavailable", "config", f"{new.entry.name} cannot be served: {failed}") from None
+            raise FleetError("unavailable", "config", f"{name} cannot be served: {failed}") from None
 
     async def _give_up(self, begun: Sequence[NewModel]) -> None:
         for model in begun:
@@ -185,6 +194,9 @@ class ModelAdmin:
         model = self._state.of_model(name)
         if model.is_leaving:
             raise FleetError("conflict", "model", f"{name} is being removed already")
+        if model.asked and by is not REPOSITORY:
+            reason = f"{name} is served for a model of the repository, and is removed when that is unloaded"
+            raise FleetError("conflict", "model", reason)
         if fleet.is_held:
             raise FleetError("conflict", "model", f"an update of {name} is under way")
         is_only = sum(not one.is_leaving for one in self._state.models) == 1
@@ -198,6 +210,7 @@ class ModelAdmin:
         for model in self._state.models:
             if model.is_leaving:
                 self._begin_removal(model.model)
+        self._has_resumed.set()
 
     def _begin_removal(self, name: str) -> asyncio.Task[None]:
         self._state.of_model(name).is_leaving = True
@@ -205,7 +218,15 @@ class ModelAdmin:
         self._console.event(f"model {name} is being removed")
         task = asyncio.create_task(self._end(name, self._models.config.drain_timeout_s), name=f"remove {name}")
         self._keep(task)
+        self._removals[name] = task
+        task.add_done_callback(lambda _: self._removals.pop(name, None))
         return task
+
+    async def until_removed(self, name: str) -> None:
+        """Returns when a model that is being removed is gone."""
+        await self._has_resumed.wait()  # what the previous driver has begun is gone on with then
+        if name in self._removals:
+            await asyncio.wait([self._removals[name]])
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)

@@ -12,9 +12,9 @@ from slipstream.cluster.repository.model_dir import check_model_dir
 from slipstream.cluster.repository.model_location import ModelFiles
 from slipstream.cluster.repository.version_folders import NoSuchVersion, version_folder
 from slipstream.cluster.sizing.chosen_config import config_text, table
-from slipstream.cluster.sizing.machine_facts import read_machine
+from slipstream.cluster.sizing.machine_facts import MachineFacts, read_machine
 from slipstream.cluster.sizing.model_size import ModelFacts
-from slipstream.cluster.sizing.pool_choice import CannotServe, choose
+from slipstream.cluster.sizing.pool_choice import CannotServe, SizingChoice, choose
 from slipstream.cluster.sizing.target_type import ServeTarget, Target
 from slipstream.cluster.triton_flags.flag import FlagError
 from slipstream.cluster.triton_flags.flag_table import MODEL_REPOSITORY
@@ -107,22 +107,26 @@ def _of_flags(flags: RepositoryFlags) -> ChosenConfig:
 
 def _choose(named: Target, path: Path | None = None) -> ChosenConfig:
     """The choice for a model, which is in the directory `path` (None: in `named`)."""
-    path = path or Path(str(named))
+    machine = read_machine()
+    choice, model = choice_for(named, path or Path(str(named)), machine)
+    return ChosenConfig(named, config_text(choice, machine, named), table(choice, machine, model))
+
+
+def choice_for(named: Target, path: Path, machine: MachineFacts) -> tuple[SizingChoice, ModelFacts]:
+    """The pools for the model in the directory `path`, of which an error speaks as `named`. Raises ConfigError."""
     try:
         model_dir, _ = version_folder(path, None)
         problem = check_model_dir(model_dir)
         if problem:
             raise ConfigError([f"{problem}{_hint(path)}"])
         model = ModelFacts.read(model_dir)
-        machine = read_machine()
-        choice = choose(machine, model)
+        return choose(machine, model), model
     except CannotServe as error:
         raise ConfigError([f"{named}: {error}"]) from None
     except (ModelError, NoSuchVersion) as error:
         raise ConfigError([str(error)]) from None
     except OSError as error:
         raise ConfigError([f"{error.filename or path}: {error.strerror or error}"]) from None
-    return ChosenConfig(named, config_text(choice, machine, named), table(choice, machine, model))
 
 
 def _hint(path: Path) -> str:

@@ -18,6 +18,8 @@ def model_lines(state: ClusterState, signals: Mapping[str, dict[str, Any] | None
         parts = [workers or "no workers"]
         if model.version:
             parts.append(f"version {model.version}")
+        if model.asked:
+            parts.append("for the repository")
         queue = signals.get(model.model)
         if queue is not None:
             parts.append(f"{queue['num_running']} running, {queue['num_waiting']} waiting")

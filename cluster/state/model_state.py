@@ -21,7 +21,8 @@ class StateOfModel(Protocol):
     role are to be there; empty: as the configuration says. `version` is what is served of it is called, `content` the
     digest of that (`ModelContent`), `names` those of all its versions so far. `update` is the latest line about the
     latest update, `update_phase` what that was in then. `files` has, by version, which of its files is another one now,
-    `tried` the watched folders that were updated to, with their stamps."""
+    `tried` the watched folders that were updated to, with their stamps. `asked` is what a repository's model asked for
+    (`WantedModel` as JSON), where the model is served for that; empty: an operator wants it."""
 
     model: str
     config: str
@@ -34,6 +35,7 @@ class StateOfModel(Protocol):
     files: dict[str, str]
     tried: dict[str, str]
     is_leaving: bool
+    asked: str
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class ModelState:
     files: dict[str, str] = field(default_factory=dict)
     tried: dict[str, str] = field(default_factory=dict)
     is_leaving: bool = False
+    asked: str = ""
 
 
 def carry_on(state: StateOfModel, before: StateOfModel) -> None:
@@ -59,7 +62,7 @@ def carry_on(state: StateOfModel, before: StateOfModel) -> None:
     state.wanted, state.names = dict(before.wanted), list(before.names)
     state.version, state.content = before.version, before.content
     state.update, state.update_phase = before.update, before.update_phase
-    state.tried, state.is_leaving = dict(before.tried), before.is_leaving
+    state.tried, state.is_leaving, state.asked = dict(before.tried), before.is_leaving, before.asked
     if before.update_phase is not None and before.update_phase not in ENDED:
         state.update = f"cut short by the end of the driver; what served before serves again ({before.update})"
         state.update_phase = "cut_short"

@@ -98,18 +98,25 @@ class ClusterState:
     files: dict[str, str] = field(default_factory=dict)  # by version: which of its files is another one now
     tried: dict[str, str] = field(default_factory=dict)  # watched folders that were updated to, with their stamps
     is_leaving: bool = False  # the first model is being removed
+    asked: str = ""  # what a repository's model asked for, where the first model is served for that
     further: list[ModelState] = field(default_factory=list)  # of the models but the first
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""
-        hidden = ("operator_token", "served", "tried", "further")
+        hidden = ("operator_token", "served", "tried", "further", "asked")
         shown = {key: value for key, value in asdict(self).items() if key not in hidden}
         return shown | {"models": [self._shown(model) for model in self.models]}
 
     def _shown(self, model: StateOfModel) -> dict[str, Any]:
         phase, reason = self.phase_of(model)
         shown = {key: getattr(model, key) for key in ("config", "wanted", "version", "update", "update_phase", "files")}
-        return {"name": model.model, "state": phase, "reason": reason, **shown}
+        return {
+            "name": model.model,
+            "state": phase,
+            "reason": reason,
+            "is_for_repository": bool(model.asked),
+            **shown,
+        }
 
     @property
     def models(self) -> list[StateOfModel]:

@@ -143,6 +143,13 @@ class ClusterFleet:
         num_others = sum(managed.member.model != model for managed in self._supervisor.groups)
         return None if most is None else max(0, most - num_others)
 
+    @property
+    def num_free(self) -> int | None:
+        """How many further groups `budget.workers` allows; None: any number."""
+        most = self._budget.workers
+        wanted = sum(managed.is_wanted for managed in self._supervisor.groups)
+        return None if most is None else max(0, most - wanted)
+
     def check_budget(self, count: int, num_gpus: float) -> None:
         """Raises FleetError if so many further groups, with so many GPUs in all, would be more than `budget.workers` or
         `budget.gpus`."""

@@ -72,11 +72,12 @@ class ManagedInstanceHost(Managed[InstanceHostControl]):
 @dataclass(slots=True)
 class ManagedGroup(Managed[Group]):
     """A worker group. `nudge` wakes its follower; `asked_epoch` is the connection in which the router drained it for
-    that."""
+    that. One that `came_later` does not decide whether the cluster comes up."""
 
     pending_change: PendingChange | None = None
     asked_epoch: int = 0
     nudge: asyncio.Event = field(default_factory=asyncio.Event)
+    came_later: bool = False
 
     @property
     def is_leaving(self) -> bool:

@@ -13,6 +13,7 @@ from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import RouterControl
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.wanted_models import WantedList, WantedModel
 
 PATIENCE_S = 5.0
 RETRY_S = 0.2
@@ -109,6 +110,16 @@ class ManagedRouter(Managed[RouterControl]):
         with suppress(OSError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.member.set_aliases(model, aliases)
+
+    async def wanted_models(self, known: WantedList | None) -> WantedList:
+        """The language models that the repository names, once they are others than those that are known. Raises OSError
+        if there is no router any more."""
+        return await self.member.wanted_models(known)
+
+    async def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
+        """Tells the router that there will be no workers for a model that its repository names. Raises OSError."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.member.wanted_model_failed(model, reason)
 
     async def remove_model(self, model: str, deadline_s: float) -> None:
         """Lets the requests of a model finish, for at most `deadline_s` seconds, and makes the router forget it. If the

@@ -133,9 +133,9 @@ class Supervisor:
 
     async def start(self, groups: Iterable[Group], *, has_served: bool = False) -> None:
         """Starts all members. Returns when every one serves; raises StartFailed if one dies before that. If a cluster
-        of several models `has_served` under an earlier driver, groups are tried again, and a model that cannot be
-        started does not hold up the others."""
-        self._spares_others = has_served and len(self._models) > 1
+        of several models, or of one beside a repository, `has_served` under an earlier driver, groups are tried again,
+        and a model that cannot be started does not hold up the others."""
+        self._spares_others = has_served and (len(self._models) > 1 or self._config.repository.is_on)
         for group in groups:
             managed = self._groups[group.name] = self._managed(group)
             if self._spares_others:
@@ -158,8 +158,10 @@ class Supervisor:
 
     def _is_spared(self, managed: Managed[M]) -> bool:
         """Whether the cluster starts although this member does not: other models still can."""
-        if not self._spares_others or not isinstance(managed, ManagedGroup):
+        if not isinstance(managed, ManagedGroup) or not (managed.came_later or self._spares_others):
             return False
+        if managed.came_later or self._config.repository.is_on:
+            return True
         others = [one for one in self._groups.values() if one.member.model != managed.member.model]
         return any(one.status.state != "failed" for one in others)
 
@@ -208,12 +210,12 @@ class Supervisor:
             group.member.release()
 
     async def add(self, groups: list[Group]) -> None:
-        """Starts further groups in a deployment that has settled. The router learns of them at once."""
-        assert self._is_settled
+        """Starts further groups. The router learns of them at once. If they cannot be started, others serve on."""
         for group in groups:
             assert group.name not in self._groups
             managed = self._managed(group)
             managed.policy.added_later()
+            managed.came_later = True
             self._groups[group.name] = managed
             self._note(managed, "new", "")
             self._supervise(managed, partial(self._live_as_group, managed))

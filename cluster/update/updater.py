@@ -244,6 +244,12 @@ class Updater:
         options = replace(plan.options, canary_percent=None, is_automatic=False, steps=(), mirror_percent=None)
         self._start(self._previous, options, dict(plan.initial), running.changed, by, other)
 
+    async def until_idle(self) -> UpdateEvent | None:
+        """The last event, once no update is under way."""
+        while self._latest is not None and self._latest.task is not None and not self._latest.task.done():
+            await asyncio.wait([self._latest.task])
+        return self.last_event
+
     async def close(self) -> None:
         """Stops driving; the update is left as it is."""
         if self._latest is not None and self._latest.task is not None:

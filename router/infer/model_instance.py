@@ -20,6 +20,7 @@ from slipstream.router.instances.messages import (
     LogLine,
     ModelCall,
 )
+from slipstream.router.model_repository.config.config_fault import CODE_WORDS
 from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest
@@ -87,8 +88,8 @@ class ModelInstance:
     def ready(self) -> None:
         self._events.instance_initialized(self._name)
 
-    def failed(self, error: str) -> None:
-        self._events.instance_failed(self._name, f"Internal: {error}")
+    def failed(self, error: str, code: InferErrorCode) -> None:
+        self._events.instance_failed(self._name, f"{CODE_WORDS[code]}: {error}")
 
     def executed(self, result: Executed) -> None:
         if self._warm_up is not None:

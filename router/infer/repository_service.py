@@ -63,7 +63,7 @@ class RepositoryService:
         self.cache = ResponseCache(config.cache_bytes) if config.cache_bytes else None
         options = DispatchOptions(config.request_retries, self.cache, gate_of(config))
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
-        context = RuntimeContext(launcher, service, self, options)
+        context = RuntimeContext(launcher, service, self, options, backend_config=config.backend_config)
         versions = VersionKinds(factories, partial(VersionRuntime, context))
         self._loads = ModelLoads(config, repository, service, versions, self.cache, self._files)
         self._is_local = not any("://" in path for path in config.paths)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import orjson
@@ -51,13 +51,19 @@ class Controls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """What all versions have in common. `stop_grace_s` is how long a model may take to finalize."""
+    """What all versions have in common. `stop_grace_s` is how long a model may take to finalize. `backend_config` has
+    settings by backend; those of "" are for all."""
 
     launcher: InstanceLauncher
     calls: CalledModels
     controls: Controls
     options: DispatchOptions
     stop_grace_s: float = 30.0
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def settings_of(self, backend: str) -> dict[str, str]:
+        """Those of `backend_config` for a backend, and for all."""
+        return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
 
 
 class VersionRuntime:
@@ -276,6 +282,7 @@ class VersionRuntime:
             kind=planned.kind,
             device=planned.device,
             revision=draft.revision_of(self.version),
+            settings=self._context.settings_of(draft.backend),
         )
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))

@@ -105,18 +105,22 @@ def instance_message(head: Json, payload: Payload, places: PlaceReader) -> Insta
         case "ready":
             return Ready()
         case "failed":
-            return Failed(head["error"])
+            return Failed(head["error"], head.get("code") or "INTERNAL")
         case other:
             raise FrameError(f"an instance does not say {other!r}")
 
 
 def response_error(fields: list[str] | None) -> InferError | None:
-    """The error of a response. A code that Triton does not have is an internal error."""
+    """The error of a response."""
     if fields is None:
         return None
     code, text = fields
-    known = InferErrorCode(code) if code in InferErrorCode.__members__ else InferErrorCode.INTERNAL
-    return InferError(text, known, FailureReason.BACKEND)
+    return InferError(text, known_code(code), FailureReason.BACKEND)
+
+
+def known_code(code: str) -> InferErrorCode:
+    """A code that Triton does not have is an internal error."""
+    return InferErrorCode(code) if code in InferErrorCode.__members__ else InferErrorCode.INTERNAL
 
 
 def _call(head: Json, payload: Payload, places: PlaceReader) -> ModelCall:

@@ -13,6 +13,7 @@ from slipstream.router.instances.messages import (
     LogLine,
     ModelCall,
 )
+from slipstream.router.tensors.infer_error import InferErrorCode
 
 
 class InstanceOwner(Protocol):
@@ -31,7 +32,7 @@ class InstanceOwner(Protocol):
 
     def ready(self) -> None: ...
 
-    def failed(self, error: str) -> None:
+    def failed(self, error: str, code: InferErrorCode) -> None:
         """Import, completion or initialisation has failed with this Python error; `ended` follows."""
 
     def executed(self, result: Executed) -> None:

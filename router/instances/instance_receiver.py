@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.router.instances.frames.frame_reader import FrameError, Json, Payload
 from slipstream.router.instances.frames.tensor_places import PlaceReader
-from slipstream.router.instances.instance_messages import instance_message, response_error
+from slipstream.router.instances.instance_messages import instance_message, known_code, response_error
 from slipstream.router.instances.instance_owner import InstanceOwner
 from slipstream.router.instances.instance_session import InstanceSession
 from slipstream.router.instances.messages import (
@@ -81,6 +81,7 @@ class InstanceReceiver:
             head["compute_ns"],
             head["input_ns"],
             head["output_ns"],
+            head.get("error_code"),
         )
 
     def _response(self, n: int, fields: dict[str, Any] | None, payload: Payload) -> InstanceResponse | None:
@@ -121,7 +122,7 @@ class InstanceReceiver:
             case Ready():
                 owner.ready()
             case Failed():
-                owner.failed(message.error)
+                owner.failed(message.error, known_code(message.code))
 
     def _responded(self, message: Responded) -> None:
         if message.n in self._session.requests:

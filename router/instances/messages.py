@@ -20,7 +20,8 @@ class StartInstance:
     """What an instance host needs to start an instance, and what it tells the next router about one that runs.
     `launch` is unique. `folder` is the model's. `parameters` are those of the configuration. `environment` are further
     variables of the process. `revision` is the caller's own: by it a later router knows whether a running instance
-    has the present files and configuration of the model; "": it does not take the instance over."""
+    has the present files and configuration of the model; "": it does not take the instance over. `settings` are those
+    of `repository.backend_config` for the backend."""
 
     launch: str
     name: str
@@ -35,6 +36,7 @@ class StartInstance:
     device: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     revision: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class InstanceResponse:
 @dataclass(slots=True)
 class Executed:
     """`responses` are in the order of the batch, None where there is none (yet); empty if the model is decoupled.
-    `error` is the text for all requests of the batch that have no response. `rescheduled` are numbers `n`."""
+    `error` is the text for all requests of the batch that have no response; with an `error_code` of Triton's it stands
+    as it is, else it is what Python code has raised. `rescheduled` are numbers `n`."""
 
     batch: int
     responses: list[InstanceResponse | None]
@@ -79,6 +82,7 @@ class Executed:
     compute_ns: int = 0
     input_ns: int = 0
     output_ns: int = 0
+    error_code: str | None = None
 
 
 @dataclass(slots=True)
@@ -137,9 +141,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Import, completion or initialisation failed with this Python error."""
+    """Import, completion or initialisation failed, with this text and code of Triton's."""
 
     error: str
+    code: str = "INTERNAL"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.model_repository.repository_watch import ModelStamp
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
 
-PYTHON = "python"
 NO_STAMP = ModelStamp({})
 
 
@@ -69,8 +68,8 @@ class ModelDraft:
 
     @property
     def is_completed_by_model(self) -> bool:
-        """Whether an instance process is to be sent `complete_config` before `complete`."""
-        return self.options.auto_complete and self.backend == PYTHON
+        """Whether an instance is to be sent `complete_config` before `complete`, if instances execute the model."""
+        return self.options.auto_complete
 
     def config_to_complete(self) -> dict[str, Any]:
         """The `config` of the message `complete_config`: the configuration as a JSON object, with all defaults. Raises

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +22,4 @@ class ReadOptions:
     devices: tuple[int, ...] = ()
     override_folder: Path | None = None
     cache: HostCache = field(default_factory=HostCache)
-    backends: frozenset[str] = frozenset({"python"})
+    backends: frozenset[str] = EXECUTED_BY_INSTANCES

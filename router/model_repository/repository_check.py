@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.backends import unserved_faults
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, unserved_faults
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
@@ -18,13 +18,13 @@ from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER,
 from slipstream.router.model_repository.config.model_spec_reader import read_spec
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.config_reader import read_config
-from slipstream.router.model_repository.model_draft import PYTHON
 from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import AMBIGUOUS
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
 
+PYTHON = "python"
 COMPLETES = "auto_complete_config"
 PYTHON_CLASS = "TritonPythonModel"
 
@@ -101,9 +101,12 @@ class ModelCheck:
                 yield ConfigFault(f"ensemble_scheduling.step[{index}].model_name", text)
 
     def _may_complete_tensors(self, config: ModelConfig) -> bool:
-        """Whether a Python model may set what its inputs and outputs lack."""
-        if config.backend != PYTHON or not self.options.auto_complete:
+        """Whether the model may set what its inputs and outputs lack: a backend by its file, a Python model by its
+        code."""
+        if not self.options.auto_complete or config.backend not in EXECUTED_BY_INSTANCES:
             return False
+        if config.backend != PYTHON:
+            return True
         return any(
             COMPLETES in path.read_text(encoding="utf-8", errors="replace")
             for path in self.folder.path.glob(f"*/{config.default_model_filename}")

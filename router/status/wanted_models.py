@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,40 +13,88 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class WantedModel:
     """`path` is a directory or an address, as `model.path` of a deployment. `settings` are keys of an entry of `models`
-    there, and `engine` keys, that the model's configuration asks for."""
+    there, with its sections, that the model's configuration asks for."""
 
     name: str
     path: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class WantedModels:
-    """Those that are wanted now, by name, and why the cluster could not start some of them. `on_failure` is called with
-    the name and a sentence when the cluster gives a model up. `revision` grows with each change."""
+@dataclass(frozen=True, slots=True)
+class Want:
+    """`number` tells it apart from all others, also from those at other routers."""
 
-    def __init__(self, on_failure: Callable[[str, str], None]) -> None:
+    number: int
+    model: WantedModel
+
+
+@dataclass(frozen=True, slots=True)
+class WantedList:
+    """What is wanted at a time, once for each name. It `is_complete` once all models of the repository's start have
+    been tried: until then, one that is missing may still come."""
+
+    wants: tuple[Want, ...] = ()
+    is_complete: bool = False
+
+
+class WantedModels:
+    """Versions that load or serve want a model, each for itself; of those that want one by the same name, the latest
+    counts. `on_failure` is called with a model and a sentence when the cluster gives it up."""
+
+    def __init__(self, on_failure: Callable[[WantedModel, str], None]) -> None:
         self._on_failure = on_failure
-        self._models: dict[str, WantedModel] = {}
-        self.revision = 0
+        self._wants: dict[str, list[Want]] = {}  # the latest is the last one
+        self._numbers = itertools.count(time.time_ns())
+        self._is_complete = False
+        self._changed = asyncio.Event()
 
     @property
-    def models(self) -> tuple[WantedModel, ...]:
-        return tuple(self._models.values())
+    def current(self) -> WantedList:
+        return WantedList(tuple(wants[-1] for wants in self._wants.values()), self._is_complete)
+
+    @property
+    def num_wants(self) -> int:
+        """Those that were not dropped; 0 when nothing is loaded."""
+        return sum(map(len, self._wants.values()))
 
     def want(self, model: WantedModel) -> None:
-        """Takes the place of one of the same name."""
-        if self._models.get(model.name) != model:
-            self._models[model.name] = model
-            self.revision += 1
+        self._wants.setdefault(model.name, []).append(Want(next(self._numbers), model))
+        self._tell()
 
-    def drop(self, name: str) -> None:
-        """Unknown names are ignored."""
-        if self._models.pop(name, None) is not None:
-            self.revision += 1
+    def drop(self, model: WantedModel) -> None:
+        """One that wanted it does not any more. Unknown ones are ignored."""
+        wants = self._wants.get(model.name, [])
+        first = next((want for want in wants if want.model == model), None)
+        if first is not None:
+            self._keep(model.name, [want for want in wants if want is not first])
 
-    def fail(self, name: str, reason: str) -> None:
-        """The cluster has given a model up. One that is not wanted any more is ignored."""
-        if name in self._models:
-            del self._models[name]
-            self.revision += 1
-            self._on_failure(name, reason)
+    def fail(self, model: WantedModel, reason: str) -> None:
+        """The cluster has given a model up, so that what wanted the same name before counts again. One that is not
+        wanted any more is ignored."""
+        wants = self._wants.get(model.name, [])
+        left = [want for want in wants if want.model != model]
+        if len(left) < len(wants):
+            self._keep(model.name, left)
+            self._on_failure(model, reason)
+
+    def complete(self) -> None:
+        """All models of the start have been tried."""
+        self._is_complete = True
+        self._tell()
+
+    async def other_than(self, known: WantedList | None) -> WantedList:
+        """Returns what is wanted once that is something else than what is known."""
+        while (found := self.current) == known:
+            await self._changed.wait()
+        return found
+
+    def _keep(self, name: str, wants: list[Want]) -> None:
+        if wants:
+            self._wants[name] = wants
+        else:
+            del self._wants[name]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -12,6 +12,7 @@ from slipstream.router.instances.host_messages import HostHello, HostWelcome, en
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
+from slipstream.workers.instances.backend_launcher import BackendLauncher
 from slipstream.workers.instances.host_config import InstanceHostConfig, router_address
 from slipstream.workers.instances.instance_table import InstanceTable
 from slipstream.workers.instances.launch_command import Launcher
@@ -27,12 +28,13 @@ class InstanceHost:
     """Starts and watches the instances of one machine. `is_connected` is set while a router has welcomed it. While the
     router is away, instances go on, and what has ended meanwhile is reported to the next one.
 
-    `launcher` makes the instances' commands; None: that of the Python backend."""
+    `launcher` makes the instances' commands; None: those of all backends."""
 
     def __init__(self, config: InstanceHostConfig, launcher: Launcher | None = None) -> None:
         self._config = config
         logs, cache = (Path(folder) if folder else None for folder in (config.logs, config.cache))
-        self._table = InstanceTable(launcher or PythonLauncher(cache, config.python), logs, self._report)
+        launcher = launcher or BackendLauncher({"python": PythonLauncher(cache, config.python)})
+        self._table = InstanceTable(launcher, logs, self._report)
         self._session: RouterSession | None = None
         self._unreported: dict[str, tuple[StartInstance, InstanceEnd]] = {}
         self._instances_address = config.router

@@ -29,7 +29,7 @@ def start_actor(
         resources={kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU")},
         scheduling_strategy=strategy,
         max_restarts=0,  # the supervisor restarts it, not Ray, because a new incarnation needs new addresses
-        max_concurrency=4,  # `run` occupies one of these threads for ever
+        max_concurrency=8,  # `run` and `wanted_models` occupy one of these threads each, for ever
     ).remote(name, deployment.log_path(name))
 
 

@@ -38,6 +38,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.instances.host_config import InstanceHostConfig
@@ -247,6 +248,14 @@ class RouterHost(ProcessHost):
         """The state and the counts of each version of the model."""
         return self._ask(lambda router: router.service.snapshot_of(model).versions)
 
+    def wanted_models(self, known: WantedList | None) -> WantedList:
+        """The language models that the repository names. Blocks until they are others than those that are known."""
+        return self._await(lambda router: router.wanted_models(known))
+
+    def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
+        """No workers can be started for a language model that the repository names."""
+        self._ask(lambda router: router.wanted_model_failed(model, reason))
+
     def ping(self) -> None:
         """Returns when the event loop has answered."""
         self._ask(lambda router: None)
@@ -265,10 +274,10 @@ class RouterHost(ProcessHost):
 
         return asyncio.run_coroutine_threadsafe(ask(), serving.loop).result()
 
-    def _await(self, call: Callable[[Router], Coroutine[Any, Any, None]]) -> None:
+    def _await(self, call: Callable[[Router], Coroutine[Any, Any, T]]) -> T:
         """Runs a coroutine on the router's event loop to its end. Raises what it raises."""
         serving = self._serving.result()
-        asyncio.run_coroutine_threadsafe(call(serving.router), serving.loop).result()
+        return asyncio.run_coroutine_threadsafe(call(serving.router), serving.loop).result()
 
 
 def sources_of(model: RoutedModel, workers: Mapping[str, ExpectedWorkers]) -> Iterator[ModelSource]:

@@ -36,6 +36,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.status.wanted_models import WantedList, WantedModel
 
 ROUTER_MODULES = ("slipstream.router.router",)
 MAX_PORT_TRIES = 5  # because the last incarnation may still hold its ports for a moment
@@ -313,6 +314,14 @@ class RouterMember:
         """The state and the counts of each version of the model."""
         found: tuple[VersionStatus, ...] = await self._ask(lambda actor: actor.versions.remote(model))
         return found
+
+    async def wanted_models(self, known: WantedList | None) -> WantedList:
+        """The language models that the repository names, once they are others than those that are known."""
+        found: WantedList = await self._ask(lambda actor: actor.wanted_models.remote(known))
+        return found
+
+    async def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
+        await self._ask(lambda actor: actor.wanted_model_failed.remote(model, reason))
 
     async def ping(self) -> None:
         """Returns when the router's event loop has answered."""

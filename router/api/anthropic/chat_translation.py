@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.router.api.anthropic.content_blocks import ThinkingBlock, texts_of
 from slipstream.router.api.anthropic.error_form import OVERLOADED, is_overload
 from slipstream.router.api.anthropic.limit_headers import anthropic_headers
-from slipstream.router.api.anthropic.request_body import MessagesRequest, PromptFields
+from slipstream.router.api.anthropic.request_body import MessagesPrompt, MessagesRequest
 from slipstream.router.api.anthropic.thinking_signature import carried_by
 from slipstream.router.api.anthropic.tool_fields import use_of
 from slipstream.router.api.anthropic.turns import InputTurn, turns_of
@@ -41,7 +41,7 @@ class MessagesToolUse(ToolUse):
         return f"tools.{index}.input_schema"
 
 
-def chat_of(body: PromptFields) -> ChatRequest:
+def chat_of(body: MessagesPrompt) -> ChatRequest:
     """The chat, still without its messages: they depend on the template of the model. The fields have been checked."""
     schema = body.schema_format
     given: dict[str, Any] = {name: getattr(body, name, None) for name in SAME_FIELDS}
@@ -62,7 +62,7 @@ def chat_of(body: PromptFields) -> ChatRequest:
     return chat
 
 
-def follows_results(body: PromptFields) -> bool:
+def follows_results(body: MessagesPrompt) -> bool:
     """Whether the model is to think between tools, and results of some have come."""
     if body.thinking is None or body.thinking.type != "between_tools":
         return False
@@ -70,7 +70,7 @@ def follows_results(body: PromptFields) -> bool:
     return any(block.type == "tool_result" for message in latest for block in message.blocks)
 
 
-def with_messages(chat: ChatRequest, body: PromptFields, template: ChatTemplate | None) -> ChatRequest:
+def with_messages(chat: ChatRequest, body: MessagesPrompt, template: ChatTemplate | None) -> ChatRequest:
     """The chat with the messages of `body`. Raises HttpError 400."""
     turns = turns_of(body.messages, template is not None and template.shows_later_system)
     messages = [*system_messages(body), *(message for turn in turns for message in messages_of(turn))]
@@ -84,7 +84,7 @@ def with_messages(chat: ChatRequest, body: PromptFields, template: ChatTemplate 
     return chat.model_copy(update=added)
 
 
-def system_messages(body: PromptFields) -> Iterator[ChatMessage]:
+def system_messages(body: MessagesPrompt) -> Iterator[ChatMessage]:
     texts = [text for text in texts_of(body.system) if not text.startswith(CLIENT_HEADER)]
     if texts:
         yield text_message("system", texts)
@@ -134,7 +134,7 @@ def text_message(role: str, texts: Sequence[str], **fields: Any) -> ChatMessage:
     return ChatMessage.model_construct(role=role, content=content, **fields)
 
 
-def check_prefill(body: PromptFields, turn: InputTurn, num_before: int) -> None:
+def check_prefill(body: MessagesPrompt, turn: InputTurn, num_before: int) -> None:
     """Raises HttpError 400 for a last turn of the assistant that cannot be the beginning of the answer."""
     if not num_before:
         raise invalid("messages", "'messages' has only the beginning of an answer; give a message of the 'user', too.")

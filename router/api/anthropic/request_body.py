@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from slipstream.router.api.anthropic.cache_control import MAX_BREAKPOINTS, CacheControl
 from slipstream.router.api.anthropic.content_blocks import InputMessages, TextContent, ToolResultBlock
-from slipstream.router.api.anthropic.tool_fields import ToolChoice, Tools, check_choice
+from slipstream.router.api.anthropic.tool_fields import MessagesToolChoice, Tools, check_choice
 from slipstream.router.api.openai.schema.fields import (
     INT32_MAX,
     FiniteFloat,
@@ -78,14 +78,14 @@ class ContextManagement(Strict):
     edits: Annotated[list[ContextEdit], Field(max_length=MAX_EDITS, fail_fast=True)] | None = None
 
 
-class PromptFields(Strict):
+class MessagesPrompt(Strict):
     """What makes the prompt."""
 
     model: Label
     messages: InputMessages
     system: TextContent | None = None
     tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingFields | None = None
     output_config: OutputConfig | None = None
     output_format: JsonOutputFormat | None = None  # the older place of `output_config.format`
@@ -122,7 +122,7 @@ class PromptFields(Strict):
                 yield from (block.cache_control for block in holder.content if block.cache_control is not None)
 
     @model_validator(mode="after")
-    def _fields_fit_together(self) -> PromptFields:
+    def _fields_fit_together(self) -> MessagesPrompt:
         check_choice(self.tools, self.tool_choice)
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
             raise field_error("output_format", "is the older name of `output_config.format`; give one of them")
@@ -135,11 +135,11 @@ class PromptFields(Strict):
         return self
 
 
-class CountTokensRequest(PromptFields):
+class CountTokensRequest(MessagesPrompt):
     """Body of POST /v1/messages/count_tokens."""
 
 
-class MessagesRequest(PromptFields, ServingFields):
+class MessagesRequest(MessagesPrompt, ServingFields):
     """Body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)]  # 0: the prompt is computed, for the requests that follow

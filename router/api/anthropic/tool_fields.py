@@ -14,7 +14,7 @@ from slipstream.router.api.openai.schema.tools import MAX_TOOLS, Tool, ToolName,
 ONLY_CUSTOM = "describe the tool with an `input_schema`, and run it in the client"
 
 
-class CustomTool(Cacheable):
+class MessagesTool(Cacheable):
     """A tool that the client runs. All tools are shown to the model from the beginning, whatever `defer_loading` says,
     and inputs are streamed as they are written (`eager_input_streaming`). `input_examples` have no effect."""
 
@@ -29,7 +29,7 @@ class CustomTool(Cacheable):
     allowed_callers: Annotated[Any, only([], ["direct"])] = None
 
 
-def differ_in_name(tools: Sequence[CustomTool]) -> Sequence[CustomTool]:
+def differ_in_name(tools: Sequence[MessagesTool]) -> Sequence[MessagesTool]:
     seen = set[str]()
     for index, tool in enumerate(tools):
         if tool.name in seen:
@@ -38,16 +38,16 @@ def differ_in_name(tools: Sequence[CustomTool]) -> Sequence[CustomTool]:
     return tools
 
 
-Tools = Annotated[list[CustomTool], Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(differ_in_name)]
+Tools = Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(differ_in_name)]
 
 
-class ToolChoice(Strict):
+class MessagesToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _a_name_where_one_is_meant(self) -> ToolChoice:
+    def _a_name_where_one_is_meant(self) -> MessagesToolChoice:
         if self.type == "tool" and self.name is None:
             raise field_error("name", "is required where `type` is tool")
         if self.type != "tool" and self.name is not None:
@@ -55,7 +55,7 @@ class ToolChoice(Strict):
         return self
 
 
-def use_of(tools: Sequence[CustomTool] | None, choice: ToolChoice | None) -> ToolUse | None:
+def use_of(tools: Sequence[MessagesTool] | None, choice: MessagesToolChoice | None) -> ToolUse | None:
     """What the fields ask for; None: there are no tools."""
     if not tools:
         return None
@@ -72,7 +72,7 @@ def use_of(tools: Sequence[CustomTool] | None, choice: ToolChoice | None) -> Too
             return use
 
 
-def check_choice(tools: Sequence[CustomTool] | None, choice: ToolChoice | None) -> None:
+def check_choice(tools: Sequence[MessagesTool] | None, choice: MessagesToolChoice | None) -> None:
     """Raises PydanticCustomError for a choice of a tool that there is not."""
     if choice is None or choice.type == "none":
         return

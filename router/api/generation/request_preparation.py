@@ -3,7 +3,7 @@ sampled, read and shown."""
 
 from __future__ import annotations
 
-from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_names import LogprobNames
 from slipstream.router.api.generation.chat_reading import (
     check_can_continue,
     check_tools,
@@ -77,12 +77,12 @@ class RequestPreparation:
         pieces, reading = text_pieces(body, model), reading_of(body, model, reasoning)
         head, shows_logprobs = received.head, logprobs is not None
         if reading is None:
-            names = TokenNames(pieces, bool(body.return_tokens_as_token_ids))
+            names = LogprobNames(pieces, bool(body.return_tokens_as_token_ids))
             form = ChatFormat(head, names, shows_logprobs, body.wants_usage, report)
             tokens = reported_tokens(report, form, names, pieces)
             return GenerationBatch(received, prompts, "messages", form, pieces, tokens=tokens)
         is_legacy = use is not None and use.is_legacy
-        names = TokenNames(reading.pieces, bool(body.return_tokens_as_token_ids))
+        names = LogprobNames(reading.pieces, bool(body.return_tokens_as_token_ids))
         parsed_form = MessageFormat(head, names, shows_logprobs, body.wants_usage, is_legacy, report)
         tokens = reported_tokens(report, parsed_form, names, pieces)
         return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading, tokens=tokens)
@@ -142,7 +142,7 @@ class RequestPreparation:
             texts = body.texts or await model.tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
         pieces = text_pieces(body, model)
-        names = TokenNames(pieces, bool(body.return_tokens_as_token_ids))
+        names = LogprobNames(pieces, bool(body.return_tokens_as_token_ids))
         form = CompletionFormat(received.head, names, body.logprobs is not None, body.wants_usage, report)
         texts = [prompt.text for prompt in prompts]
         tokens = reported_tokens(report, form, names, pieces, texts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_names import LogprobNames
 from slipstream.router.api.generation.answer.token_report import NO_REPORT, PromptRenderer, ReportedTokens, TokenReport
 from slipstream.router.api.openai.answer.formats import ChunkFormat
 from slipstream.router.api.openai.body.sampling import invalid
@@ -46,7 +46,7 @@ def _checked(report: TokenReport, param: str) -> TokenReport:
 
 
 def reported_tokens(
-    report: TokenReport, form: ChunkFormat, names: TokenNames, pieces: PieceTable, texts: Sequence[str] = ()
+    report: TokenReport, form: ChunkFormat, names: LogprobNames, pieces: PieceTable, texts: Sequence[str] = ()
 ) -> ReportedTokens | None:
     """Where the tokens of an answer in this form go; None: their text is enough."""
     if report is NO_REPORT:

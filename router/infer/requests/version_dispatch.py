@@ -21,6 +21,7 @@ from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
 from slipstream.router.infer.requests.request_record import Execution
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder
+from slipstream.router.instances.instance_messages import known_code
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.model_spec import ModelSpec
@@ -269,8 +270,7 @@ class VersionDispatch:
             self._answers.respond(active, response, is_final=True, now=now, times=times)
         elif result.error is not None:
             del work.open[n]
-            text = f"Failed to process the request(s) for model '{work.name}', message: {result.error}"
-            self._answers.fail(active, InferError(text, InferErrorCode.INTERNAL, FailureReason.BACKEND), now)
+            self._answers.fail(active, failure_of(work.name, result.error, result.error_code), now)
         else:
             return  # its responses come by a sender
         active.release_inputs()
@@ -315,6 +315,14 @@ class VersionDispatch:
         self._waiting.pop(active, None)
         self._answers.fail(active, error, now)
         active.release_inputs()
+
+
+def failure_of(instance: str, text: str, code: str | None) -> InferError:
+    """`code` None: the text is what Python code has raised."""
+    if code is not None:
+        return InferError(text, known_code(code), FailureReason.BACKEND)
+    text = f"Failed to process the request(s) for model '{instance}', message: {text}"
+    return InferError(text, InferErrorCode.INTERNAL, FailureReason.BACKEND)
 
 
 def release_all(responses: Sequence[InstanceResponse | None]) -> None:

@@ -11,6 +11,7 @@ from slipstream.router.model_repository.config.config_fault import ConfigError, 
 from slipstream.router.tensors.infer_error import InferErrorCode
 
 ENSEMBLE = "ensemble"  # a platform without a backend
+EXECUTED_BY_INSTANCES = frozenset({"python", "onnxruntime"})
 BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"  # a parameter
 
 

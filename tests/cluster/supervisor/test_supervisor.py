@@ -482,6 +482,24 @@ def test_after_a_restart_of_the_driver_a_model_that_cannot_be_started_does_not_h
     asyncio.run(check())
 
 
+def test_pools_that_are_added_while_the_cluster_comes_up_do_not_decide_whether_it_does() -> None:
+    async def check() -> None:
+        router = FakeRouter()
+        supervisor = Supervisor(TWO, router, Watcher())
+        chat, draft = FakeGroup("decode-0", model="chat"), DyingGroup("decode-1", model="draft")
+        router.groups = {"decode-0": chat, "decode-1": draft}
+        async with asyncio.timeout(20):
+            await supervisor.start([chat])
+            await supervisor.add([draft])
+            with pytest.raises(StartFailed, match="no such file"):
+                await supervisor.unless_failed(supervisor.served("decode-1"))
+        supervisor.settle()
+        assert supervisor.expected["chat"].num_decode == 1
+        await supervisor.stop()
+
+    asyncio.run(check())
+
+
 def to_draft(role: Role = "decode") -> tuple[Deployment, dict[Role, PoolResources], Role]:
     return Deployment(TWO.of_model("draft"), "secret", None, False), {}, role
 

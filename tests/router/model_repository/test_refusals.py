@@ -271,12 +271,12 @@ def test_a_mistake_in_the_text_is_named_with_its_line_and_what_to_write(tmp_path
 
 
 def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path) -> None:
-    write_model(tmp_path, "M", f'backend: "onnxruntime" {TENSORS}', file="model.onnx")
+    write_model(tmp_path, "M", f'backend: "tensorrt" {TENSORS}', file="model.plan")
     draft = ModelRepository([tmp_path]).read("M")
     with pytest.raises(LoadError) as raised:
         draft.complete("1")
     assert raised.value.cause == (
-        "Invalid argument: unable to find backend library for backend 'onnxruntime', try specifying runtime on the "
+        "Invalid argument: unable to find backend library for backend 'tensorrt', try specifying runtime on the "
         "model configuration."
     )
     write_model(tmp_path, "B", f'{PYTHON} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{}} }}')

@@ -22,6 +22,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
 
 MODEL = ""  # of CONFIG, which names none
@@ -112,6 +113,11 @@ class FakeRouter(FakeMember):
     async def add_model(self, deployment: Deployment) -> None: ...
     async def set_aliases(self, model: str, aliases: Sequence[str]) -> None: ...
     def forget_model(self, model: str) -> None: ...
+    async def wanted_models(self, known: WantedList | None) -> WantedList:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing is wanted")
+
+    async def wanted_model_failed(self, model: WantedModel, reason: str) -> None: ...
     async def remove_model(self, model: str, deadline_s: float) -> None:
         self.removed.append(model)
 

@@ -26,6 +26,7 @@ from slipstream.router.instances.messages import (
 )
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensor_memory.shared_file import memory_id
+from slipstream.router.tensors.infer_error import InferErrorCode
 from tests.support.router.scripted_instance import OTHER_MEMORY, TIMEOUT_S, TOKEN, Peer, host_peer, instance_peer
 
 POOL_BYTES = 64 << 20
@@ -56,7 +57,7 @@ class RecordingOwner:
     def ready(self) -> None:
         self.events.put_nowait(("ready", None))
 
-    def failed(self, error: str) -> None:
+    def failed(self, error: str, code: InferErrorCode) -> None:
         self.events.put_nowait(("failed", error))
 
     def executed(self, result: Executed) -> None:

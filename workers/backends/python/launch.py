@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slipstream.workers.backends.python.execution_environment import unpacked_environment
 
@@ -24,7 +25,8 @@ ACTIVATE = 'environment="$1"; shift; source "$environment/bin/activate" && exec 
 class InstanceLaunch:
     """An instance that is to be started: the fields of `start` and of the host's connection
     (docs/design/instance_protocol.md). `model_file` is the path of the model's code; `parameters` are the
-    configuration's; `environment` are variables for the process."""
+    configuration's; `environment` are variables for the process. `backend` is for models that are not written in
+    Python."""
 
     launch: str
     secret: str
@@ -36,6 +38,7 @@ class InstanceLaunch:
     model_file: Path
     parameters: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    backend: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +86,6 @@ def settings_text(start: InstanceLaunch, parent_pid: int) -> str:
             "version": start.version,
             "model_file": str(start.model_file),
             "parent_pid": parent_pid,
+            "backend": dict(start.backend),
         }
     )

@@ -22,7 +22,7 @@ class CompletionLogprob(NamedTuple):
     offset: int
 
 
-class TokenNames:
+class LogprobNames:
     """By the bytes of `pieces` or, `by_id`, as `token_id:N`: vLLM's `return_tokens_as_token_ids`."""
 
     def __init__(self, pieces: PieceTable, by_id: bool = False) -> None:

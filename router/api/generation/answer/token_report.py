@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from slipstream.router.api.generation.answer.token_names import CompletionLogprob, TokenNames, finite
+from slipstream.router.api.generation.answer.token_names import CompletionLogprob, LogprobNames, finite
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.protocol.messages.prompt_scores import ScoredToken, ScoredTokens
 from slipstream.router.text.detokenizer import Detokenizer, PieceTable
@@ -55,7 +55,7 @@ class RenderedPrompt:
 class PromptRenderer:
     """Renders the log-probabilities of prompts. `texts` are those that are echoed, if any are."""
 
-    def __init__(self, report: TokenReport, names: TokenNames, pieces: PieceTable, texts: Sequence[str]) -> None:
+    def __init__(self, report: TokenReport, names: LogprobNames, pieces: PieceTable, texts: Sequence[str]) -> None:
         self._report = report
         self._names = names
         self._pieces = pieces

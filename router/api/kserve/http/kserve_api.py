@@ -39,7 +39,7 @@ BROKEN_OFF = "The router was killed while it answered."
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """`group` is what may be restricted as a whole. With `for_admin`, keys must be an administrator's. Unless it comes
     `at_once`, it is served when the models of the start are loaded: a client of the previous router must not find fewer
     models, and what it loads must not be loaded by the start after it."""
@@ -68,26 +68,26 @@ class KServeApi:
         self._loaded = server.loaded
         self._restricted = by_group(config.restricted)
         self._calls = {
-            "infer": Call(infer.infer, POST, "inference"),
-            "generate": Call(generate.generate, POST, "inference"),
-            "generate_stream": Call(generate.generate_stream, POST, "inference"),
-            "live": Call(pages.live, GET, "health", at_once=True),
-            "ready": Call(pages.ready, GET, "health", at_once=True),
-            "metadata": Call(pages.metadata, GET, "metadata"),
-            "model": Call(pages.model, GET, "metadata"),
-            "config": Call(pages.config, GET, "model-config"),
-            "stats": Call(pages.stats, GET, "statistics"),
-            "index": Call(repository.index, POST, "model-repository", for_admin=True, at_once=True),
-            "load": Call(repository.load, POST, "model-repository", for_admin=True),
-            "unload": Call(repository.unload, POST, "model-repository", for_admin=True),
-            "system/status": Call(memory.status, GET, "shared-memory", for_admin=True),
-            "system/register": Call(memory.register, POST, "shared-memory", for_admin=True),
-            "system/unregister": Call(memory.unregister, POST, "shared-memory", for_admin=True),
-            "cuda/status": Call(memory.cuda_status, GET, "shared-memory", for_admin=True),
-            "cuda/register": Call(memory.cuda_register, POST, "shared-memory", for_admin=True),
-            "cuda/unregister": Call(memory.cuda_unregister, POST, "shared-memory", for_admin=True),
-            "trace/setting": Call(settings.trace, BOTH, "trace", for_admin=True),
-            "logging": Call(settings.logging, BOTH, "logging", for_admin=True),
+            "infer": ApiCall(infer.infer, POST, "inference"),
+            "generate": ApiCall(generate.generate, POST, "inference"),
+            "generate_stream": ApiCall(generate.generate_stream, POST, "inference"),
+            "live": ApiCall(pages.live, GET, "health", at_once=True),
+            "ready": ApiCall(pages.ready, GET, "health", at_once=True),
+            "metadata": ApiCall(pages.metadata, GET, "metadata"),
+            "model": ApiCall(pages.model, GET, "metadata"),
+            "config": ApiCall(pages.config, GET, "model-config"),
+            "stats": ApiCall(pages.stats, GET, "statistics"),
+            "index": ApiCall(repository.index, POST, "model-repository", for_admin=True, at_once=True),
+            "load": ApiCall(repository.load, POST, "model-repository", for_admin=True),
+            "unload": ApiCall(repository.unload, POST, "model-repository", for_admin=True),
+            "system/status": ApiCall(memory.status, GET, "shared-memory", for_admin=True),
+            "system/register": ApiCall(memory.register, POST, "shared-memory", for_admin=True),
+            "system/unregister": ApiCall(memory.unregister, POST, "shared-memory", for_admin=True),
+            "cuda/status": ApiCall(memory.cuda_status, GET, "shared-memory", for_admin=True),
+            "cuda/register": ApiCall(memory.cuda_register, POST, "shared-memory", for_admin=True),
+            "cuda/unregister": ApiCall(memory.cuda_unregister, POST, "shared-memory", for_admin=True),
+            "trace/setting": ApiCall(settings.trace, BOTH, "trace", for_admin=True),
+            "logging": ApiCall(settings.logging, BOTH, "logging", for_admin=True),
         }
 
     @property
@@ -116,7 +116,7 @@ class KServeApi:
         except InferError as error:
             raise http_error(error) from error
 
-    def _check(self, call: Call, request: Request, exchange: ApiExchange) -> None:
+    def _check(self, call: ApiCall, request: Request, exchange: ApiExchange) -> None:
         """Raises HttpError."""
         for restricted in self._restricted.get(call.group, ()):
             value = request.headers.get(restricted.header.lower().encode(), b"")

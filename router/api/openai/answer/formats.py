@@ -11,7 +11,7 @@ import orjson
 from slipstream.router.api.generation.answer.answer_format import AnswerHead, TokenUsage, WholeChoice
 from slipstream.router.api.generation.answer.output import AnswerReason, Out, TokenEntry
 from slipstream.router.api.generation.answer.pings import PING
-from slipstream.router.api.generation.answer.token_names import TokenNames, finite, token_name
+from slipstream.router.api.generation.answer.token_names import LogprobNames, finite, token_name
 from slipstream.router.api.generation.answer.token_report import NO_REPORT, TokenReport
 from slipstream.router.http.http_error import HttpError
 
@@ -30,7 +30,7 @@ class ChunkFormat:
     def __init__(
         self,
         answer: AnswerHead,
-        names: TokenNames,
+        names: LogprobNames,
         logprobs: bool,
         include_usage: bool,
         report: TokenReport = NO_REPORT,

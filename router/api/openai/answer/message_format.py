@@ -13,7 +13,7 @@ import orjson
 
 from slipstream.router.api.generation.answer.answer_format import AnswerHead, TokenUsage, WholeChoice
 from slipstream.router.api.generation.answer.output import AnswerReason, Events, TokenEntry
-from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_names import LogprobNames
 from slipstream.router.api.generation.answer.token_report import NO_REPORT, TokenReport
 from slipstream.router.api.openai.answer.formats import ChatChunkFormat
 from slipstream.router.parsers.call_id import call_id_of
@@ -27,7 +27,7 @@ class MessageFormat(ChatChunkFormat[Events]):
     def __init__(
         self,
         answer: AnswerHead,
-        names: TokenNames,
+        names: LogprobNames,
         logprobs: bool,
         include_usage: bool,
         is_legacy: bool = False,

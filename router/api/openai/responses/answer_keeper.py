@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from slipstream.router.api.generation.generation_batch import ReceivedRequest
-from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
+from slipstream.router.api.openai.responses.answer.response_format import ResponsesFormat, number_of
 from slipstream.router.api.openai.responses.body.input_items import InputItem
 from slipstream.router.api.openai.responses.body.request_body import ResponsesRequest
 from slipstream.router.api.openai.responses.response_store import (
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 STORE_S = 15.0  # a client does not wait longer for the end of its response; writers of other processes get 10 s
 
 
-class AnswerKeeper:
+class ResponseKeeper:
     """Of one response. All ids are functions of the answer's, so what a router has stored before it was killed is
     replaced by the next one, and not there twice."""
 
     def __init__(
         self,
         store: ResponseStore,
-        form: ResponseFormat,
+        form: ResponsesFormat,
         received: ReceivedRequest,
         body: ResponsesRequest,
         own_items: Sequence[InputItem],

@@ -11,12 +11,12 @@ from slipstream.router.api.generation.generation_batch import GenerationBatch, R
 from slipstream.router.api.generation.generation_flow import GenerationFlow
 from slipstream.router.api.openai.responses.answer.output_items import OutputItems
 from slipstream.router.api.openai.responses.answer.response_document import ResponseDocument
-from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
+from slipstream.router.api.openai.responses.answer.response_format import ResponsesFormat, number_of
 from slipstream.router.api.openai.responses.answer.tokenwise_output import TokenwiseReading
-from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
+from slipstream.router.api.openai.responses.answer_keeper import ResponseKeeper
 from slipstream.router.api.openai.responses.body.chat_translation import chat_of, in_brackets, in_words_of_responses
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem, messages_of
-from slipstream.router.api.openai.responses.body.request_body import PromptFields, ResponsesRequest
+from slipstream.router.api.openai.responses.body.request_body import ResponsesPrompt, ResponsesRequest
 from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
 from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, as_items, owner_of
 from slipstream.router.api.openai.schema.chat_request import ChatRequest
@@ -29,7 +29,7 @@ from slipstream.router.http.reader import Request
 LEFT_OUT_HEADER = "x-slipstream-left-out-tools"
 ID_PREFIX = "resp_"
 
-Body = TypeVar("Body", bound=PromptFields)
+Body = TypeVar("Body", bound=ResponsesPrompt)
 
 
 class ReadConversation(NamedTuple):
@@ -73,7 +73,7 @@ class ResponseGenerator:
         """The request as it arrived, with the id of its response. Raises HttpError."""
         return self._flow.received(chat, exchange, arrived_s, ID_PREFIX)
 
-    async def conversation(self, body: PromptFields, exchange: ApiExchange) -> ReadConversation:
+    async def conversation(self, body: ResponsesPrompt, exchange: ApiExchange) -> ReadConversation:
         """Raises HttpError."""
         owner, root = owner_of(exchange), body.conversation_id
         limit = HistoryLimit.of(self._flow.lookup.longest(), body.truncation)
@@ -93,7 +93,7 @@ class ResponseGenerator:
             raise HttpError(400, "'input' is required.", param="input", code="missing_required_parameter")
         return ReadConversation(own, messages, root)
 
-    async def _own_items(self, body: PromptFields, owner: str) -> Sequence[PlacedItem]:
+    async def _own_items(self, body: ResponsesPrompt, owner: str) -> Sequence[PlacedItem]:
         if body.input is None:
             return ()
         if isinstance(body.input, str):
@@ -115,11 +115,11 @@ class ResponseGenerator:
         summarizes = body.summary_kind is not None
         items = OutputItems(number_of(received.head), body.tool_set, body.wants_sealed_reasoning, summarizes)
         pieces = batch.reading.pieces if batch.reading is not None else batch.pieces
-        form = ResponseFormat(document, items, pieces)
+        form = ResponsesFormat(document, items, pieces)
         keeper = None
         if is_stored or body.conversation_id is not None:
             items_of_request = [placed.item for placed in own]
-            keeper = AnswerKeeper(
+            keeper = ResponseKeeper(
                 self._store, form, received, body, items_of_request, is_stored, events_kept=exchange.drain
             )
         reading = TokenwiseReading(batch.reading, batch.pieces)

@@ -15,7 +15,7 @@ from slipstream.router.api.generation.answer.answer_format import AnswerHead
 from slipstream.router.api.generation.answer.choice import Choice, ChoiceRun
 from slipstream.router.api.generation.answer.output import TokenEntry
 from slipstream.router.api.generation.answer.output_text import OutputText
-from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_names import LogprobNames
 from slipstream.router.api.generation.answer.token_report import TokenReport
 from slipstream.router.api.held_exchange import NullSink
 from slipstream.router.api.openai.answer.completion_format import CompletionFormat
@@ -96,7 +96,7 @@ class Client:
         output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
         choice = Choice(0, stream, output, ModelCounts().begin(0.0), prefix=PREFIX)
         report = TokenReport((b"",), returns_ids=self.has_ids)
-        form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), TokenNames(PIECES), self.has_logprobs, False, report)
+        form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), LogprobNames(PIECES), self.has_logprobs, False, report)
         if self.has_ids:
             choice.add_ids = partial(form.add_ids, 0)
         run = ChoiceRun(choice, exchange, form, checkpoint if self.streams else checkpoint.of_whole_answer(), send)

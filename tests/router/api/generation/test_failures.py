@@ -17,7 +17,7 @@ from slipstream.router.api.generation.answer.answer import Answer
 from slipstream.router.api.generation.answer.answer_format import AnswerHead
 from slipstream.router.api.generation.answer.choice import Choice
 from slipstream.router.api.generation.answer.output_text import OutputText
-from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_names import LogprobNames
 from slipstream.router.api.openai.answer.completion_format import CompletionFormat
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -246,7 +246,9 @@ def test_a_slow_reader_gets_what_came_meanwhile_in_one_chunk() -> None:
             )
             pieces = site.tokenizer.pieces
             choice = Choice(0, stream, OutputText(pieces, (), False), ModelCounts().begin(0.0), "")
-            form = CompletionFormat(AnswerHead("r", 0, MODEL), TokenNames(pieces), logprobs=False, include_usage=False)
+            form = CompletionFormat(
+                AnswerHead("r", 0, MODEL), LogprobNames(pieces), logprobs=False, include_usage=False
+            )
             answer = Answer([choice], form, num_prompt_tokens=1, choices_per_prompt=1, prompt_param="prompt")
             sending = asyncio.create_task(answer.send_stream(exchange))
             exchange.pause()

@@ -6,7 +6,7 @@ from time import perf_counter_ns
 from types import CoroutineType
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.failure_text import BackendError, failure_text
+from slipstream.workers.backends.python.instance.failure_text import InstanceError, failure_text
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.open_requests import RequestChannel
 from slipstream.workers.backends.python.instance.wire.frames import Message
@@ -136,7 +136,7 @@ class BatchExecutor:
     def _call(self, requests: list[InferenceRequest]) -> Any:
         execute = getattr(self._model, "execute", None)
         if execute is None:
-            raise BackendError(f"Python model {self._model_file} does not implement `execute` method.")
+            raise InstanceError(f"Python model {self._model_file} does not implement `execute` method.")
         returned = execute(requests)
         return self._run_coroutine(returned, self._is_decoupled) if type(returned) is CoroutineType else returned
 
@@ -147,15 +147,15 @@ class BatchExecutor:
         returned: Any,
         payload: Payload,
     ) -> list[str]:
-        """The responses, one for each request; "null" where it comes in another way. Raises BackendError."""
+        """The responses, one for each request; "null" where it comes in another way. Raises InstanceError."""
         if self._is_decoupled:
-            raise BackendError(
+            raise InstanceError(
                 f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
             )
         if not isinstance(returned, list):
-            raise BackendError(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise InstanceError(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != len(requests):
-            raise BackendError(
+            raise InstanceError(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
@@ -197,12 +197,12 @@ def close(request: InferenceRequest, channel: RequestChannel) -> None:
 
 def check_response(response: Any, is_rescheduled: bool) -> None:
     if is_rescheduled:
-        raise BackendError(
+        raise InstanceError(
             "Expected a None object in the execute function return list for reschduled request, found type "
             f"'{type(response)}'."
         )
     if not isinstance(response, InferenceResponse):
-        raise BackendError(
+        raise InstanceError(
             "Expected an 'InferenceResponse' object in the execute function return list, found type "
             f"'{type(response)}'."
         )
@@ -214,4 +214,4 @@ def count_response(request: InferenceRequest) -> None:
         try:
             request._sender.count(True, True)
         except TritonModelException as error:
-            raise BackendError(str(error)) from None
+            raise InstanceError(str(error)) from None

@@ -8,13 +8,13 @@ from types import FrameType, TracebackType
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-class BackendError(Exception):
+class InstanceError(Exception):
     """A failure that this program has found, not the model's code. Its text stands alone."""
 
 
 def failure_text(exception: BaseException) -> str:
     """`ValueError: text`, and where it was raised: the innermost function first, without functions of this program."""
-    if isinstance(exception, BackendError):
+    if isinstance(exception, InstanceError):
         return str(exception)
     lines = [f"  {file}({line}): {function}" for file, line, function in frames_of(exception.__traceback__)]
     text = f"{type(exception).__name__}: {str(exception) or '<EMPTY MESSAGE>'}"

@@ -29,7 +29,7 @@ def make_package_known() -> None:
 
 def main() -> int:
     program = importlib.import_module("slipstream.workers.backends.python.instance.program")
-    return int(program.run(str(IMPORT_PATH)))
+    return int(program.run_python_model(str(IMPORT_PATH)))
 
 
 if str(HERE) in sys.path:

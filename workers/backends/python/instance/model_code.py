@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from slipstream.workers.backends.python.instance.failure_text import BackendError
+from slipstream.workers.backends.python.instance.failure_text import InstanceError
 from slipstream.workers.backends.python.model_api.model_config import ModelConfig
 
 
@@ -18,11 +18,11 @@ def import_model(model_file: str, version: str) -> Any:
     by which `poll` knows changes. Raises what the code raises."""
     sys.dont_write_bytecode = True
     if not os.path.exists(model_file):
-        raise BackendError(f"Python model file not found in '{model_file}'")
+        raise InstanceError(f"Python model file not found in '{model_file}'")
     folder, file = os.path.split(model_file)
     name, extension = os.path.splitext(file)
     if extension != ".py":
-        raise BackendError(f"Model name must end with '.py'. Model name is \"{file}\".")
+        raise InstanceError(f"Model name must end with '.py'. Model name is \"{file}\".")
     for path in (folder, os.path.dirname(folder)):
         if path not in sys.path:
             sys.path.append(path)
@@ -38,7 +38,7 @@ def complete_config(module: Any, config: dict[str, Any]) -> dict[str, Any]:
         return config
     completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
     if not isinstance(completed, ModelConfig):
-        raise BackendError(
+        raise InstanceError(
             f"auto_complete_config function in model '{config['name']}' must return a valid pb.ModelConfig object."
         )
     return completed.as_dict()

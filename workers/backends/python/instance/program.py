@@ -8,16 +8,15 @@ import signal
 import sys
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.batch_execution import BatchExecutor
-from slipstream.workers.backends.python.instance.failure_text import failure_text
+from slipstream.workers.backends.python.instance.hosted_model import BatchRunner, HostedModel, InstanceMemory
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
 from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles
 from slipstream.workers.backends.python.instance.model_calls import ModelCalls
-from slipstream.workers.backends.python.instance.model_code import complete_config, import_model
 from slipstream.workers.backends.python.instance.parent_death import end_with_parent
+from slipstream.workers.backends.python.instance.python_model import PythonModel
 from slipstream.workers.backends.python.instance.server_calls import ServerCalls
 from slipstream.workers.backends.python.instance.settings import Settings, take_settings
 from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, Message, encode_head
@@ -36,20 +35,17 @@ class Terminated(BaseException):
 class Instance:
     """One instance of one model. The main thread runs all of it: it waits for commands, and executes them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, server: ServerCalls, model: HostedModel) -> None:
         self._settings = settings
+        self._server = server
+        self._model = model
         self._commands: deque[Message] = deque()
-        self._memory = OutputMemory(f"slipstream-{settings.launch}")
+        self._outputs = OutputMemory(f"slipstream-{settings.launch}")
         files = SharedFiles()
-        self._inputs = InputMemory(files)
-        self._writer = TensorWriter(self._memory, files)
-        self._server = ServerCalls(settings.name, settings.model_file)
-        self._module: Any = None
-        self._model: Any = None
-        self._executor: BatchExecutor | None = None
+        self._memory = InstanceMemory(files, InputMemory(files), TensorWriter(self._outputs, files))
+        self._runner: BatchRunner | None = None
         self._is_idle = True  # nothing is executed: SIGTERM may interrupt it
         self._is_terminated = False
-        self._background: Any = None  # a BackgroundLoop, once a coroutine has come
 
     def run(self) -> int:
         """Until the router finalises it; the exit code."""
@@ -106,69 +102,37 @@ class Instance:
             else:
                 self._initialize(message, link)
         except BaseException as exception:  # SystemExit and the like are failures of the model, too
-            text = failure_text(exception)
+            text, code = self._model.failure_of(exception)
             print(text, file=sys.stderr)
-            link.send(encode_head({"type": "failed", "error": text}), [], 0)
+            link.send(encode_head({"type": "failed", "error": text, "code": code}), [], 0)
             return 1
         return None
 
     def _complete_config(self, message: Message, link: RouterLink) -> None:
-        completed = complete_config(self._imported(), message.head["config"])
+        completed = self._model.complete_config(message.head["config"])
         link.send(encode_head({"type": "completed", "config": completed}), [], 0)
 
     def _initialize(self, message: Message, link: RouterLink) -> None:
         head = message.head
-        self._writer.configure(head["inline_bytes"], head["shares_memory"])
-        model = self._imported().TritonPythonModel()
-        if hasattr(model, "initialize"):
-            model.initialize(dict(head["args"]))
-        self._model = model
-        self._executor = BatchExecutor(
-            model,
-            self._settings.name,
-            self._settings.model_file,
-            head["outputs"],
-            head["is_decoupled"],
-            self._writer,
-            self._inputs,
-            self._run_coroutine,
-        )
+        self._memory.writer.configure(head["inline_bytes"], head["shares_memory"])
+        self._runner = self._model.initialize(head, self._memory)
         self._server.may_call_models = True
         link.send('{"type":"ready"}', [], 0)
 
-    def _imported(self) -> Any:
-        if self._module is None:
-            self._module = import_model(self._settings.model_file, self._settings.version)
-        return self._module
-
     def _execute(self, message: Message, link: RouterLink) -> None:
-        assert self._executor is not None, "execute before initialize"
+        assert self._runner is not None, "execute before initialize"
         server = self._server
         requests = message.head["requests"]
         server.parent_n = requests[0]["n"] if requests else None
         server.defers_metrics = True
-        self._executor.execute(message, link)
+        self._runner.execute(message, link)
         server.defers_metrics = False
         server.send_metrics()
 
-    def _run_coroutine(self, coroutine: Any, in_background: bool) -> Any:
-        if self._background is None:
-            # asyncio costs every process milliseconds and memory; only models that are asynchronous pay it.
-            from slipstream.workers.backends.python.instance.background_loop import BackgroundLoop
-
-            self._background = BackgroundLoop(lambda text: self._server.log("error", text, __file__, 0))
-        return self._background.run(coroutine, in_background)
-
     def _finalize(self) -> None:
         self._server.may_call_models = False
-        if self._background is not None:
-            self._background.stop()
-        if self._model is not None and hasattr(self._model, "finalize"):
-            try:
-                self._model.finalize()
-            except Exception as exception:
-                print(failure_text(exception), file=sys.stderr)
-        self._memory.begin_again()
+        self._model.finalize()
+        self._outputs.begin_again()
 
     def _connect(self) -> RouterLink:
         """Tries until the router is there: for as long as the instance host lives, whose end is this process's."""
@@ -182,7 +146,7 @@ class Instance:
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
         link = RouterLink(connection, self._dispatch)
-        self._calls = ModelCalls(link, self._writer, self._memory, self._inputs)
+        self._calls = ModelCalls(link, self._memory.writer, self._outputs, self._memory.inputs)
         self._server.connected(link, self._calls)
         link.send(encode_head(self._hello()), [], 0)
         return link
@@ -196,17 +160,17 @@ class Instance:
             "secret": settings.secret,
             "pid": os.getpid(),
             "memory_id": settings.memory_id,
-            "state": "new" if self._executor is None else "ready",
+            "state": "new" if self._runner is None else "ready",
         }
 
     def _end_connection(self, link: RouterLink) -> None:
         """What was not answered never will be."""
         link.close()
         self._calls.fail_all()
-        if self._executor is not None:
-            self._executor.drop_all()
+        if self._runner is not None:
+            self._runner.drop_all()
         self._commands.clear()
-        self._memory.begin_again()
+        self._outputs.begin_again()
 
     def _dispatch(self, message: Message) -> None:
         """Takes a message in the thread that has read it."""
@@ -215,12 +179,12 @@ class Instance:
             self._commands.append(message)
         elif kind == "release":
             for key, offset in message.head["places"]:
-                self._memory.release(key, offset)
+                self._outputs.release(key, offset)
         elif kind in ("call_response", "control_result"):
             self._calls.received(message)
         elif kind == "cancel":
-            if self._executor is not None:
-                self._executor.cancel(message.head["n"])
+            if self._runner is not None:
+                self._runner.cancel(message.head["n"])
         else:
             raise ConnectionLostError(f"an unknown message, {kind!r}")
 
@@ -239,18 +203,28 @@ def ignore_signal(*_: Any) -> None:
     """Ctrl-C reaches all processes of a terminal; the router ends its instances in order."""
 
 
-def run(import_path: str) -> int:
+def run_python_model(import_path: str) -> int:
+    """Runs the instance of a Python model; the exit code."""
+    sys.path.append(import_path)
+    return run(python_model)
+
+
+def python_model(settings: Settings, server: ServerCalls) -> HostedModel:
+    return PythonModel(settings, lambda text: server.log("error", text, __file__, 0))
+
+
+def run(make_model: Callable[[Settings, ServerCalls], HostedModel]) -> int:
     """Runs the instance that the environment describes; the exit code."""
     settings = take_settings()
     end_with_parent(settings.parent_pid)
     signal.signal(signal.SIGINT, ignore_signal)
     os.register_at_fork(after_in_child=forget_server)
-    sys.path.append(import_path)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if importlib.util.find_spec("numpy") is None:
         print("the interpreter of this model has no numpy", file=sys.stderr)
         return 1
-    instance = Instance(settings)
+    server = ServerCalls(settings.name, settings.model_file)
+    instance = Instance(settings, server, make_model(settings, server))
     signal.signal(signal.SIGTERM, instance.terminate)
     return instance.run()

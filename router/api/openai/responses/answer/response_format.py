@@ -33,7 +33,7 @@ from slipstream.router.text.detokenizer import PieceTable
 ERROR_CODES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
 
 
-class ResponseFormat:
+class ResponsesFormat:
     """Of one response, which has one choice."""
 
     ping = PING

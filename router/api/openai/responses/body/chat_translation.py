@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.router.api.openai.responses.body.request_body import PromptFields, ResponsesRequest, TextFormat
+from slipstream.router.api.openai.responses.body.request_body import ResponsesPrompt, ResponsesRequest, TextFormat
 from slipstream.router.api.openai.schema.chat_request import ChatRequest
 from slipstream.router.api.openai.schema.messages import ChatMessage
 from slipstream.router.api.openai.schema.sampling_fields import SamplingFields
@@ -30,7 +30,7 @@ MAPS = ("logit_bias.", "metadata.")  # whose keys may be numbers
 INDEX = re.compile(r"\.(\d+)(?=[.\[']|$)")
 
 
-def chat_of_prompt(body: PromptFields, messages: list[ChatMessage], model: str) -> dict[str, Any]:
+def chat_of_prompt(body: ResponsesPrompt, messages: list[ChatMessage], model: str) -> dict[str, Any]:
     """The fields that make the prompt."""
     text, reasoning = body.text, body.reasoning
     given: dict[str, Any] = {

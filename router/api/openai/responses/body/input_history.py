@@ -56,7 +56,7 @@ class _Draft:
         return {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": self.calls or None}
 
 
-class History:
+class InputHistory:
     """Makes messages of items. What an assistant thought, said and called up to the next item of another role is one
     message, as it was one turn. Each call has to have a result, and each result a call before it."""
 
@@ -164,7 +164,7 @@ def content_of(item: MessageItem | CallOutputItem) -> str | list[Json]:
 
 def messages_of(items: Sequence[PlacedItem], instructions: str | None) -> list[ChatMessage]:
     """The messages of a conversation. Raises HttpError 400."""
-    history = History(instructions)
+    history = InputHistory(instructions)
     for item in items:
         history.add(item)
     return history.messages()

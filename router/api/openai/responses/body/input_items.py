@@ -24,7 +24,7 @@ CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # what a model
 Namespace = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class TextPart(Strict):
+class InputText(Strict):
     """A part of a message, or of a tool's result. A refusal is what the assistant said in place of an answer."""
 
     type: Annotated[Any, exactly(*TEXT_PARTS, kind="content parts of type", advice=ONLY_TEXT)]
@@ -35,7 +35,7 @@ class TextPart(Strict):
     prompt_cache_breakpoint: Any = None  # a hint: prefixes are found without it
 
     @model_validator(mode="after")
-    def _has_its_text(self) -> TextPart:
+    def _has_its_text(self) -> InputText:
         name = "refusal" if self.type == "refusal" else "text"
         if getattr(self, name) is None:
             raise field_error(name, "is required")
@@ -51,7 +51,7 @@ def content_kind(value: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("~string")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("~parts")],
+    Annotated[str, Tag("~string")] | Annotated[list[InputText], Field(fail_fast=True), Tag("~parts")],
     Discriminator(content_kind),
 ]
 
@@ -203,7 +203,7 @@ def not_too_many_parts(items: Any) -> Any:
     return items
 
 
-def text_of(content: str | list[TextPart]) -> str | list[str]:
+def text_of(content: str | list[InputText]) -> str | list[str]:
     """The text of a message or a result, by its parts if it has several."""
     if isinstance(content, str):
         return content

@@ -99,7 +99,7 @@ class ConversationFields(Strict):
     id: StoredId
 
 
-class PromptFields(Strict):
+class ResponsesPrompt(Strict):
     """What makes the prompt of a response."""
 
     model: Label | None = None
@@ -136,7 +136,7 @@ class PromptFields(Strict):
         return self.tool_set.use(self.tool_choice, self.parallel_tool_calls is not False)
 
     @model_validator(mode="after")
-    def _parts_of_the_prompt_fit_together(self) -> PromptFields:
+    def _parts_of_the_prompt_fit_together(self) -> ResponsesPrompt:
         if self.previous_response_id is not None and self.conversation is not None:
             raise field_error("previous_response_id", "is only allowed without `conversation`")
         if self.tools or self.tool_choice is not None:
@@ -144,7 +144,7 @@ class PromptFields(Strict):
         return self
 
 
-class ResponsesRequest(PromptFields, SamplingFields):
+class ResponsesRequest(ResponsesPrompt, SamplingFields):
     """Body of POST /v1/responses."""
 
     model: Label
@@ -202,7 +202,7 @@ class ResponsesRequest(PromptFields, SamplingFields):
         return self
 
 
-class InputTokensRequest(PromptFields):
+class InputTokensRequest(ResponsesPrompt):
     """Body of POST /v1/responses/input_tokens."""
 
     personality: Unserved = None

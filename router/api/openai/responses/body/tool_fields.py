@@ -162,7 +162,7 @@ ToolChoiceField = Annotated[
 ]
 
 
-class NamedTool(NamedTuple):
+class CallableTool(NamedTuple):
     """A tool with the names that the client has for it. `field` is its place in the request."""
 
     tool: FunctionTool | CustomTool
@@ -190,23 +190,23 @@ class ToolSet:
     not hear of. Raises PydanticCustomError for a name that comes twice."""
 
     def __init__(self, fields: Iterable[FunctionTool | CustomTool | NamespaceTool | HostedTool]) -> None:
-        self.by_name: dict[str, NamedTool] = {}
+        self.by_name: dict[str, CallableTool] = {}
         self.left_out: list[str] = []
         for index, field in enumerate(fields):
             if isinstance(field, HostedTool):
                 self.left_out.append(field.type)
             elif isinstance(field, NamespaceTool):
                 for inner, tool in enumerate(field.tools):
-                    self._add(NamedTool(tool, field.name, f"tools.{index}.tools.{inner}"))
+                    self._add(CallableTool(tool, field.name, f"tools.{index}.tools.{inner}"))
             else:
-                self._add(NamedTool(field, "", f"tools.{index}"))
+                self._add(CallableTool(field, "", f"tools.{index}"))
 
     @property
     def places(self) -> list[str]:
         """Where the tools stand in the request, in the order of the functions that a model is shown."""
         return [tool.field for tool in self.by_name.values()]
 
-    def _add(self, tool: NamedTool) -> None:
+    def _add(self, tool: CallableTool) -> None:
         name = tool.function_name
         if name in self.by_name:
             raise field_error(

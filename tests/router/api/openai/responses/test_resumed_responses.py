@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from slipstream.router.api.exchange_context import ExchangeContext
-from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
+from slipstream.router.api.openai.responses.answer_keeper import ResponseKeeper
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
@@ -159,10 +159,10 @@ def test_one_that_was_stored_already_is_not_read_as_a_part_of_its_own_conversati
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Its router is killed after it has stored the response and before its client hears of that."""
-    keep = AnswerKeeper.keep
+    keep = ResponseKeeper.keep
     stored = asyncio.Event()
 
-    async def stored_and_held(keeper: AnswerKeeper, end: bytes) -> bytes:
+    async def stored_and_held(keeper: ResponseKeeper, end: bytes) -> bytes:
         end = await keep(keeper, end)
         if not stored.is_set():
             stored.set()
@@ -180,7 +180,7 @@ def test_one_that_was_stored_already_is_not_read_as_a_part_of_its_own_conversati
             results = [
                 {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": "done"} for call in calls
             ]
-            monkeypatch.setattr(AnswerKeeper, "keep", stored_and_held)
+            monkeypatch.setattr(ResponseKeeper, "keep", stored_and_held)
             body = {**root, "input": results, "stream": stream}
             async with router(holder.path, tokenizer, tmp_path, None) as (service, port):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)

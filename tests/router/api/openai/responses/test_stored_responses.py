@@ -15,7 +15,7 @@ import pytest
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.api.generation.prompts import PromptReader
 from slipstream.router.api.openai.responses import answer_keeper, response_store
-from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
+from slipstream.router.api.openai.responses.answer_keeper import ResponseKeeper
 from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, conversation_objects
 from slipstream.router.api.openai.responses.stored_items import input_id
 from slipstream.router.config.store_config import StoreConfig
@@ -304,7 +304,7 @@ def test_a_conversation_grows_with_each_response(tmp_path: Path) -> None:
 def test_what_comes_to_a_conversation_that_was_deleted_meanwhile_does_not_bring_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = AnswerKeeper.keep
+    keep = ResponseKeeper.keep
     conversation = ResponseStore.conversation
 
     async def main() -> None:
@@ -316,7 +316,7 @@ def test_what_comes_to_a_conversation_that_was_deleted_meanwhile_does_not_bring_
                 monkeypatch.undo()
                 assert (await asked(site, "DELETE", root))[0] == 200
 
-            async def keep_later(keeper: AnswerKeeper, end: bytes) -> bytes:
+            async def keep_later(keeper: ResponseKeeper, end: bytes) -> bytes:
                 await deleted()
                 return await keep(keeper, end)
 
@@ -325,7 +325,7 @@ def test_what_comes_to_a_conversation_that_was_deleted_meanwhile_does_not_bring_
                 await deleted()
                 return found
 
-            monkeypatch.setattr(AnswerKeeper, "keep", keep_later)
+            monkeypatch.setattr(ResponseKeeper, "keep", keep_later)
             response = await created(site, conversation=root.rpartition("/")[2])
             assert (await asked(site, "GET", f"{PATH}/{response['id']}")) == (200, response)
             _, other = await asked(site, "POST", "/v1/conversations", {})

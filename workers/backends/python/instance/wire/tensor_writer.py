@@ -73,18 +73,19 @@ class TensorWriter:
     def tensor(self, tensor: Tensor, payload: Payload, into: list[Any] | None = None) -> str:
         data = tensor.memory()
         num_bytes = data.nbytes if isinstance(data, np.ndarray) else len(data)
-        place = self._place(data, num_bytes, payload, into)
+        place = self.place(data, num_bytes, payload, into)
         return f'[{quote(tensor._name)},"{tensor._datatype}",{list(tensor._shape)},{place}]'
 
     def bytes_place(self, data: bytes, payload: Payload) -> str:
-        return self._place(data, len(data), payload, None)
+        return self.place(data, len(data), payload, None)
 
     def discard(self, payload: Payload) -> None:
         """A frame that is not sent."""
         for key, offset in payload.places:
             self._memory.release(key, offset)
 
-    def _place(self, data: Any, num_bytes: int, payload: Payload, into: list[Any] | None) -> str:
+    def place(self, data: Any, num_bytes: int, payload: Payload, into: list[Any] | None) -> str:
+        """Puts the bytes of a tensor somewhere; the text of the place."""
         if into is not None and num_bytes <= into[2]:
             key, offset, _ = into
             self._files.write(key, offset, num_bytes, data)

@@ -1,0 +1,64 @@
+"""The entry of `models` for a language model that a repository names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slipstream.cluster.config.model_cache_config import ModelCacheConfig
+from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.repository.model_location import ModelFiles
+from slipstream.cluster.sizing.chosen_config import machine_in_words, settings_of
+from slipstream.cluster.sizing.machine_facts import MachineFacts
+from slipstream.cluster.sizing.pool_choice import SizingChoice
+from slipstream.cluster.sizing.serve_target import choice_for
+from slipstream.router.model_files.sources.weights_source import SourceError
+from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
+from slipstream.router.status.wanted_models import WantedModel
+
+POOLS = ("engine", "prefill", "decode")
+
+
+def chosen_entry(
+    model: WantedModel, machine: MachineFacts, max_workers: int | None, files: ModelFiles, cache: ModelCacheConfig
+) -> str:
+    """A file for `slipstream models add`: the pools that `slipstream serve MODEL` would choose, as far as `max_workers`
+    goes (None: any number), with the model's own settings in the place of those. Raises ConfigError."""
+    try:
+        url = WeightsUrl.parse(model.path)
+        directory = Path(model.path) if url is None else files.local(url, None, cache)[0]
+    except (SourceError, WeightsUrlError) as error:
+        raise ConfigError([str(error)]) from None
+    named = Path(model.path) if url is None else url
+    choice, _ = choice_for(named, directory, machine)
+    pools = settings_of(within(choice, max_workers), named)
+    entry = {"path": model.path, "name": model.name} | {key: pools[key] for key in POOLS}
+    lines = [f"# Chosen by Slipstream for a model of the repository, on {machine_in_words(machine)}.", ""]
+    return "\n".join(lines) + yaml.safe_dump(laid_over(entry, model.settings), sort_keys=False, allow_unicode=True)
+
+
+def within(choice: SizingChoice, max_workers: int | None) -> SizingChoice:
+    """The choice with at most so many workers, of which one decodes. Prefill workers are given up first."""
+    if max_workers is None:
+        return choice
+    num_prefill = min(choice.prefill.replicas, max(0, max_workers - 1))
+    num_decode = min(choice.decode.replicas, max(1, max_workers - num_prefill))
+    return dataclasses.replace(
+        choice,
+        prefill=dataclasses.replace(choice.prefill, replicas=num_prefill),
+        decode=dataclasses.replace(choice.decode, replicas=num_decode),
+    )
+
+
+def laid_over(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Both together; where both have a key, the further settings count, in sections key by key."""
+    merged = dict(settings)
+    for key, value in further.items():
+        before = merged.get(key)
+        is_section = isinstance(value, Mapping) and isinstance(before, Mapping)
+        merged[key] = laid_over(before or {}, value) if is_section else value
+    return merged
