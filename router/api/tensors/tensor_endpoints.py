@@ -12,9 +12,11 @@ from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.tensors.embeddings.embeddings_api import EmbeddingsApi
 from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
 from slipstream.router.api.tensors.models.endpoint_call import EndpointServer
-from slipstream.router.api.tensors.models.endpoint_table import EndpointTable
+from slipstream.router.api.tensors.models.endpoint_table import EndpointTable, NamedEndpoint
+from slipstream.router.api.tensors.rerank.pair_scores import PairScores
+from slipstream.router.api.tensors.rerank.rerank_api import RerankApi
 from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizers
-from slipstream.router.config.endpoints_config import EndpointsConfig
+from slipstream.router.config.endpoints_config import EndpointsConfig, RerankEndpoint
 from slipstream.router.observability.endpoint_metrics import EndpointCounts
 from slipstream.router.tensor_memory.region_pool import RegionPool
 
@@ -40,9 +42,12 @@ class TensorEndpoints:
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
-        vectors = TextVectors(EndpointTokenizers())
+        tokenizers = EndpointTokenizers()
+        vectors = TextVectors(tokenizers)
         if self._config.embeddings:
             EmbeddingsApi(self._server, vectors).add_to(routes)
+        if self._config.rerank:
+            RerankApi(self._server, PairScores(self._server, vectors, tokenizers)).add_to(routes)
 
     def cards(self, caller: Caller) -> list[dict[str, Any]]:
         """What `/v1/models` shows of them."""
@@ -53,4 +58,9 @@ class TensorEndpoints:
 
     def _is_served(self, card: dict[str, Any]) -> bool:
         endpoints = [endpoint for kind in card["kinds"] if (endpoint := self.table.get(kind, card["id"])) is not None]
-        return all(self._server.service.is_ready(one.model, one.config.version) for one in endpoints)
+        return all(self._server.service.is_ready(one.model, one.config.version) for one in map(self._by, endpoints))
+
+    def _by(self, endpoint: NamedEndpoint) -> NamedEndpoint:
+        """The endpoint whose model serves this one."""
+        name = endpoint.config.embeddings if isinstance(endpoint.config, RerankEndpoint) else ""
+        return (self.table.get("embeddings", name) if name else None) or endpoint

@@ -109,9 +109,9 @@ class EndpointCall:
         """What the request has used after all."""
         self._num_tokens, self._num_output_tokens = num_tokens, num_output_tokens
 
-    def model(self) -> ModelCaller:
-        """Raises HttpError if the model is not served now."""
-        endpoint = self.endpoint
+    def model(self, of: NamedEndpoint | None = None) -> ModelCaller:
+        """The model of the endpoint, or of another one. Raises HttpError if it is not served now."""
+        endpoint = of or self.endpoint
         try:
             spec = self._server.service.spec_of(endpoint.model, endpoint.config.version)
         except InferError as error:
