@@ -89,7 +89,9 @@ class TensorModels:
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         if config.endpoints.is_on:
-            front.serve_endpoints(TensorEndpoints(config.endpoints, self.server, pool, access, front.bodies))
+            front.serve_endpoints(
+                TensorEndpoints(config.endpoints, self.server, pool, access, front.bodies, front.ping_s)
+            )
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])

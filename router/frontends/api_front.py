@@ -76,10 +76,11 @@ class ApiFront:
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
         flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
-        self.bodies = flow.bodies
+        self.bodies, self.ping_s = flow.bodies, http.sse_ping_s
         self._model_pages = ModelPagesOfBothApis(catalog, service, flow.lookup)
         self._model_pages.add_to(self._routes)
-        OpenAiApi(flow, self._access).add_to(self._routes)
+        self._openai = OpenAiApi(flow, self._access)
+        self._openai.add_to(self._routes)
         responses = ResponseStore(self.store)
         generator = ResponseGenerator(flow, responses)
         self.background = BackgroundResponses(
@@ -168,6 +169,7 @@ class ApiFront:
         """Serves tensor models at endpoints of OpenAI's shape from now on."""
         api.add_to(self._routes)
         self._model_pages.others = api
+        self._openai.text_models = api
 
     @property
     def body_places(self) -> BodyPlaces | None:

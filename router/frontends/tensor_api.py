@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.other_models import OtherModels
+from slipstream.router.api.openai.other_models import OtherModels, TextModels
 from slipstream.router.http.http_error import ErrorForm
 from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.reader import Request
@@ -25,7 +25,7 @@ class TensorApi(Protocol):
     async def __call__(self, request: Request, exchange: ApiExchange) -> None: ...
 
 
-class EndpointApi(OtherModels, Protocol):
+class EndpointApi(OtherModels, TextModels, Protocol):
     """Endpoints of OpenAI's shape over tensor models."""
 
     @property

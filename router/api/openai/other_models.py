@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from slipstream.router.access.caller import Caller
+from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.completion_request import CompletionRequest
 
 
 class OtherModels(Protocol):
@@ -12,3 +15,11 @@ class OtherModels(Protocol):
 
     def cards(self, caller: Caller) -> list[dict[str, Any]]:
         """What `/v1/models` shows of those that the caller may use."""
+
+
+class TextModels(Protocol):
+    """Models that take and give text, and are no language models of workers. The methods raise HttpError."""
+
+    def serves_text(self, name: str) -> bool: ...
+    async def chat(self, body: ChatRequest, exchange: ApiExchange) -> None: ...
+    async def complete(self, body: CompletionRequest, exchange: ApiExchange) -> None: ...

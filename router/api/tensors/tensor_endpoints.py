@@ -6,9 +6,12 @@ from typing import Any
 
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import Caller
-from slipstream.router.api.exchange_context import ApiRoutes
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.openai.body.parsing import BodyParser
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.completion_request import CompletionRequest
+from slipstream.router.api.tensors.chat.text_model_api import TextModelApi
 from slipstream.router.api.tensors.embeddings.embeddings_api import EmbeddingsApi
 from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
 from slipstream.router.api.tensors.models.endpoint_call import EndpointServer
@@ -31,10 +34,14 @@ class TensorEndpoints:
         pool: RegionPool | None,
         access: Access,
         bodies: BodyParser,
+        ping_s: float | None = None,
     ) -> None:
+        """`ping_s`: see `Pings`."""
         self.table = EndpointTable(config)
         self._config = config
         self._server = EndpointServer(self.table, tensors.service, pool, access, bodies, tensors.loaded)
+        self._tokenizers = EndpointTokenizers()
+        self._texts = TextModelApi(self._server, self._tokenizers, ping_s)
 
     @property
     def counts(self) -> EndpointCounts:
@@ -42,12 +49,20 @@ class TensorEndpoints:
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
-        tokenizers = EndpointTokenizers()
-        vectors = TextVectors(tokenizers)
+        vectors = TextVectors(self._tokenizers)
         if self._config.embeddings:
             EmbeddingsApi(self._server, vectors).add_to(routes)
         if self._config.rerank:
-            RerankApi(self._server, PairScores(self._server, vectors, tokenizers)).add_to(routes)
+            RerankApi(self._server, PairScores(self._server, vectors, self._tokenizers)).add_to(routes)
+
+    def serves_text(self, name: str) -> bool:
+        return self.table.get("chat", name) is not None
+
+    async def chat(self, body: ChatRequest, exchange: ApiExchange) -> None:
+        await self._texts.chat(body, exchange)
+
+    async def complete(self, body: CompletionRequest, exchange: ApiExchange) -> None:
+        await self._texts.complete(body, exchange)
 
     def cards(self, caller: Caller) -> list[dict[str, Any]]:
         """What `/v1/models` shows of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -59,7 +59,7 @@ class ModelCaller:
         inputs: Mapping[str, Array],
         wanted: Sequence[str],
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS,
-    ) -> AsyncIterator[dict[str, Array]]:
+    ) -> AsyncGenerator[dict[str, Array], None]:
         """The outputs of each response, as they come. A request whose answer is not read to the end is cancelled."""
         waiter = ResponseWaiter()
         try:

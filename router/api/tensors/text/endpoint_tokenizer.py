@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.router.text.added_tokens import named_tokens
+from slipstream.router.text.template.chat_template import ChatTemplate
 from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 
 INLINE_CHARS = 2048  # are tokenised on the event loop, which takes less time than to wait for a thread
@@ -41,6 +43,8 @@ class EndpointTokenizer:
         stated = files.config.get("model_max_length")
         self.max_tokens = stated if isinstance(stated, int) and 0 < stated < MAX_STATED else None
         self.pad_id = pad_id_of(files.config, self._tokenizer.token_to_id)
+        named = {name: token.content for name, token in named_tokens(files.config)}
+        self.chat_template = ChatTemplate(files.chat_template, named) if files.chat_template else None
         self.vocab_size = files.vocab_size or self._tokenizer.get_vocab_size()
 
     async def encode(self, texts: Sequence[Text]) -> list[TokenRow]:
@@ -48,9 +52,6 @@ class EndpointTokenizer:
         if num_chars <= INLINE_CHARS:
             return self._encode(texts)
         return await asyncio.to_thread(self._encode, texts)
-
-    async def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _encode(self, texts: Sequence[Text]) -> list[TokenRow]:
         # Only the library's batch calls release the interpreter's lock.
