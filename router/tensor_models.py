@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
@@ -15,8 +16,10 @@ from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
 from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
+from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.frontends.front import Front
+from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
@@ -36,6 +39,7 @@ from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
+BACKENDS = frozenset(("", "python"))  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
@@ -75,7 +79,9 @@ class TensorModels:
         cleanup.push_async_callback(self.port.stop)
         models = ModelRepository(config.paths, options_of(config))
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
-        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads)
+        cache = ResponseCache.of_size(config.cache_bytes)
+        factories = {"": partial(EnsembleVersion, EnsembleContext(self.service, cache))}
+        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories, cache)
         cleanup.push_async_callback(self.repository.close)
         self.server = KServeServer(
             self.service,
@@ -172,4 +178,4 @@ def note_failure(model: WantedModel, reason: str) -> None:
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
     cache = HostCache(config.download_folder, config.download_max_gib)
-    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache)
+    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache, backends=BACKENDS)

@@ -53,13 +53,15 @@ class RayConfig:
 @dataclass(frozen=True, slots=True)
 class RestartConfig:
     """A process that dies is restarted after `backoff_s`. Each further death doubles that, up to `backoff_max_s`, but
-    never beyond a quarter of the time for which it had served. After `stable_s` in good health, it starts over."""
+    never beyond a quarter of the time for which it had served. After `stable_s` in good health, it starts over. With
+    `standby_router`, a process that has imported the router waits to be the next one."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     backoff_s: float = 0.2
     backoff_max_s: float = 30.0
-    stable_s: float = 60.0
+    stable_s: float = 5.0
+    standby_router: bool = True
 
     def __post_init__(self) -> None:
         for key in ("backoff_s", "backoff_max_s", "stable_s"):

@@ -187,6 +187,7 @@ class Supervisor:
         for managed in self._all():
             managed.policy.cluster_ready()
         self.router.member.tolerate_failed_models()
+        self.router.member.keep_standby()
 
     async def stop(self, *, leaves_clients: bool = False) -> None:
         """Ends all members: first by asking, then by force. The router is not asked if it `leaves_clients` to that of
@@ -206,6 +207,7 @@ class Supervisor:
             await self.router.member.stop()
         for managed in self._all():
             managed.member.kill()
+        self.router.member.end_standby()
         for group in self._groups.values():
             group.member.release()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -32,7 +32,7 @@ class ModelVersions(Generic[Runtime]):
         self.name = name
         self._states: dict[str, VersionState] = {}
         self._serving: dict[str, Runtime] = {}  # READY; by version
-        self._leaving: set[Runtime] = set()  # those that end their requests
+        self._leaving: set[Runtime] = set()
 
     @property
     def is_loading(self) -> bool:
@@ -45,6 +45,11 @@ class ModelVersions(Generic[Runtime]):
     @property
     def serving(self) -> Mapping[str, Runtime]:
         return self._serving
+
+    @property
+    def leaving(self) -> Collection[Runtime]:
+        """Those that end their requests."""
+        return self._leaving
 
     @property
     def is_idle(self) -> bool:

@@ -45,7 +45,8 @@ class RepositoryService:
     """RepositoryControl. `start` begins to load what the control mode says; `close` unloads everything.
 
     With `explicit_loads`, the loads that clients have asked for are done again by the next router. `factories` make the
-    versions of models of these backends; all others are executed by instances, which `launcher` starts."""
+    versions of models of these backends; all others are executed by instances, which `launcher` starts. `cache` is
+    for the responses of all."""
 
     def __init__(
         self,
@@ -55,17 +56,18 @@ class RepositoryService:
         launcher: InstanceLauncher,
         explicit_loads: ExplicitLoads | None = None,
         factories: Mapping[str, VersionFactory] = INSTANCES_ONLY,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._config = config
         self._repository = repository
         self._service = service
         self._explicit_loads = explicit_loads
-        self.cache = ResponseCache(config.cache_bytes) if config.cache_bytes else None
-        options = DispatchOptions(config.request_retries, self.cache, gate_of(config))
+        self.cache = cache
+        options = DispatchOptions(config.request_retries, cache, gate_of(config))
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
         context = RuntimeContext(launcher, service, self, options, backend_config=config.backend_config)
         versions = VersionKinds(factories, partial(VersionRuntime, context))
-        self._loads = ModelLoads(config, repository, service, versions, self.cache, self._files)
+        self._loads = ModelLoads(config, repository, service, versions, cache, self._files)
         self._is_local = not any("://" in path for path in config.paths)
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
@@ -107,13 +109,14 @@ class RepositoryService:
         asked = await self._asked_before()
         names = [name for name in dict.fromkeys((*names, *asked)) if asked.get(name, AS_IT_IS) is not None]
         slots = asyncio.Semaphore(config.load_threads)
+        async with self._loads.one_pass() as loads:
 
-        async def load(name: str) -> None:
-            own = asked.get(name) or AS_IT_IS
-            async with slots:
-                await self._loads.load(name, own.config_json, own.files)
+            async def load(name: str) -> None:
+                own = asked.get(name) or AS_IT_IS
+                async with slots:
+                    await self._loads.load_in(loads, name, own.config_json, own.files)
 
-        return await asyncio.gather(*map(load, names), return_exceptions=True)
+            return await asyncio.gather(*map(load, names), return_exceptions=True)
 
     async def _asked_before(self) -> dict[str, ExplicitLoad | None]:
         """What clients of an earlier router have loaded or unloaded (None)."""
@@ -137,9 +140,10 @@ class RepositoryService:
         after = await self._stamps()
         await self._look()
         changes, self._stamped = changes_between(self._stamped, after), after
-        work = [self._loads.load(name) for name in (*changes.added, *changes.changed)]
-        work += [self._loads.unload(name) for name in changes.removed]
-        raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
+        async with self._loads.one_pass() as loads:
+            work = [self._loads.load_in(loads, name) for name in (*changes.added, *changes.changed)]
+            work += [self._loads.unload(name) for name in changes.removed]
+            raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
 
     async def close(self) -> None:
         """Unloads all models and waits until their requests have ended and their instances are gone, for at most
@@ -191,7 +195,7 @@ class RepositoryService:
 
     async def unload(self, model: str, *, with_dependents: bool = False) -> None:
         self._check_explicit()
-        await self._loads.unload(model)
+        await self._loads.unload(model, with_dependents=with_dependents)
         if self._explicit_loads is not None:
             await asyncio.get_running_loop().run_in_executor(self._files, self._explicit_loads.unloaded, model)
 

@@ -11,7 +11,7 @@ from slipstream.router.infer.requests.request_record import InferHistory, InferR
 from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
-from slipstream.router.tensors.infer_service import ModelStatistics, Submission
+from slipstream.router.tensors.infer_service import ModelStatistics
 from slipstream.router.tensors.model_spec import ModelSpec
 
 NUM_RECORDS = 4096
@@ -42,7 +42,7 @@ class TensorService:
         except InferError:
             return False
 
-    def submit(self, request: InferRequest, receiver: ResponseReceiver) -> Submission:
+    def submit(self, request: InferRequest, receiver: ResponseReceiver) -> ActiveRequest:
         try:
             if self._is_stopping and not request.parent_id:
                 raise InferError(STOPPING, InferErrorCode.UNAVAILABLE)

@@ -49,6 +49,11 @@ class ModelDraft:
         return str(self.message.backend)
 
     @property
+    def step_models(self) -> tuple[str, ...]:
+        """The models that an ensemble is made of, each once, in the order of its steps."""
+        return tuple(dict.fromkeys(step.model_name for step in self.message.ensemble_scheduling.step))
+
+    @property
     def parameters(self) -> dict[str, str]:
         """Those of the configuration: for the `start` of an instance (EXECUTION_ENV_PATH)."""
         return read_parameters(self.message)

@@ -31,6 +31,14 @@ class LoadError(Exception):
         self.cause = cause
 
 
+class VersionsError(Exception):
+    """Versions of a model have failed at the end of their loads; `causes` are theirs."""
+
+    def __init__(self, causes: Mapping[str, str]) -> None:
+        super().__init__(dict(causes))
+        self.causes = causes
+
+
 def load_failure(model: str, causes: Mapping[str, str]) -> InferError:
     """What a call that asked for a load answers if versions did not become ready (version -> cause), or if none could
     be tried ("" -> cause)."""

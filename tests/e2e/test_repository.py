@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipstream.cluster.commands.explain_command import explain_command
-from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.serving_cluster import ServingCluster, command_of
 
 ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {
@@ -163,6 +163,20 @@ def test_clients_do_not_notice_the_end_of_the_router(serving: ServingCluster) ->
     with contextlib.closing(Asking(serving)) as later:
         index = later.post("/v2/repository/index")
     assert {model["name"] for model in index if model.get("state") == "READY"} == {"add_sub", "counter"}
+
+
+def test_the_next_router_is_a_process_that_was_there_before(serving: ServingCluster) -> None:
+    (pid,) = serving.pids("router")
+    serving.wait_for(lambda: len(routers(serving)) == 2, HEALS_S)
+    (standby,) = routers(serving) - {pid}
+    with Asking(serving) as asking:
+        kill_and_wait(serving, "router", asking)
+    assert serving.pids("router") == [standby]
+
+
+def routers(serving: ServingCluster) -> set[int]:
+    """The processes of the router that runs and of the one that waits."""
+    return {process.pid for process in serving.processes() if command_of(process).startswith("ray::ServingRouter")}
 
 
 def test_the_ledger_is_empty_when_nothing_runs(serving: ServingCluster) -> None:

@@ -19,7 +19,7 @@ from slipstream.workers.instances.launch_command import Launcher
 from slipstream.workers.instances.python_launcher import PythonLauncher
 from slipstream.workers.instances.router_session import RouterSession, connect
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 0.1  # the models of a router that comes back wait for it
 
 log = logging.getLogger(__name__)
 

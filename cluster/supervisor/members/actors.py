@@ -34,6 +34,7 @@ from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.model_repository.repository_error import RepositoryError
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.process.grpc_tuning import spare_grpc_threads
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
@@ -142,6 +143,10 @@ class RouterHost(ProcessHost):
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
         self._serving: concurrent.futures.Future[ServingState] = concurrent.futures.Future()
+
+    def warm_up(self, modules: tuple[str, ...]) -> ProcessLocation:
+        spare_grpc_threads()  # before the import of grpcio
+        return super().warm_up(modules)
 
     def run(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import json
@@ -39,6 +40,7 @@ from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 
 ROUTER_MODULES = ("slipstream.router.router",)
+REPOSITORY_MODULES = ("slipstream.router.tensor_models", "slipstream.router.api.kserve.grpc.grpc_server")
 MAX_PORT_TRIES = 5  # because the last incarnation may still hold its ports for a moment
 
 
@@ -54,6 +56,9 @@ class RouterMember:
     """The router. It runs on the driver's node, because that is where its port was checked, where the operator reads
     its URL, and where the `holder` of its clients is. If Ray puts the next router on another node, the clients of the
     one before end.
+
+    Once it `keeps_standby`, another process has imported the router and waits to be the next one. It reserves nothing,
+    so that Ray always has room for it.
 
     Each incarnation serves the models that this knows. Methods that take the name of a model raise KeyError if it is
     not among them."""
@@ -73,6 +78,8 @@ class RouterMember:
         self._holder = holder
         self._config: RouterConfig = with_store(deployment.config.router, deployment.config.name)
         self._actor: Any = None
+        self._standby: Any = None
+        self._keeps_standby = False
         self._run: Any = None
         self._place: ProcessLocation | None = None
         self._num_ports_taken = 0  # how many times in a row
@@ -101,6 +108,17 @@ class RouterMember:
         """Models of the repository that cannot be loaded do not end later incarnations."""
         self._repository = dataclasses.replace(self._repository, exit_on_error=False)
 
+    def keep_standby(self) -> None:
+        """From now on a process waits to be the next router, if the configuration wants it."""
+        self._keeps_standby = self._deployment.config.restart.standby_router
+        self._start_standby()
+
+    def end_standby(self) -> None:
+        """Idempotent."""
+        self._keeps_standby = False
+        end_by_force([self._standby])
+        self._standby = None
+
     def expect_files(self, model: str, manifests: Sequence[Manifest]) -> None:
         """Those of the versions that are served now: the next incarnation reads no other files of the model."""
         self._models[model] = dataclasses.replace(self._models[model], manifests=tuple(manifests))
@@ -119,15 +137,30 @@ class RouterMember:
         return self._place.node_id if self._place else self._node_id
 
     async def launch(self) -> None:
-        self._actor = start_actor(
-            ServingRouter,
-            self._deployment,
-            self.name,
-            {"CPU": ROUTER_CPUS},
-            # Soft affinity: if the driver's node offers no CPUs, the router goes elsewhere.
-            NodeAffinitySchedulingStrategy(self._node_id, soft=True),
-        )
-        self._place = await self._actor.warm_up.remote(ROUTER_MODULES)
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            with contextlib.suppress(RayError):  # it has died, too
+                return await self._warm_up(standby)
+        # Soft affinity: if the driver's node offers no CPUs, the router goes elsewhere.
+        await self._warm_up(self._start({"CPU": ROUTER_CPUS}, NodeAffinitySchedulingStrategy(self._node_id, soft=True)))
+
+    async def _warm_up(self, actor: Any) -> None:
+        self._actor = actor
+        self._place = await actor.warm_up.remote(self._modules)
+
+    def _start(self, resources: dict[str, float], strategy: NodeAffinitySchedulingStrategy) -> Any:
+        return start_actor(ServingRouter, self._deployment, self.name, resources, strategy)
+
+    def _start_standby(self) -> None:
+        """Begins to, and waits for nothing."""
+        if self._keeps_standby and self._standby is None:
+            self._standby = self._start({}, NodeAffinitySchedulingStrategy(self._node_id, soft=False))
+            self._standby.warm_up.remote(self._modules)
+
+    @property
+    def _modules(self) -> tuple[str, ...]:
+        """What takes long to import."""
+        return ROUTER_MODULES + (REPOSITORY_MODULES if self._repository.is_on else ())
 
     async def serve(self, expected: Mapping[str, ExpectedWorkers]) -> tuple[Addresses, Endpoint]:
         """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
@@ -164,6 +197,7 @@ class RouterMember:
             run.cancel()
         if self._is_leaving:
             await self._actor.leave.remote()
+        self._start_standby()
         self._num_ports_taken = 0
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
         admin = self._config.admin

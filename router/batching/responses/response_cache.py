@@ -63,6 +63,11 @@ class ResponseCache:
     _keys_of: dict[tuple[str, str], set[bytes]] = field(default_factory=dict)  # by model and version
     _model_of: dict[bytes, tuple[str, str]] = field(default_factory=dict)
 
+    @classmethod
+    def of_size(cls, max_bytes: int) -> ResponseCache | None:
+        """None if there is no room for anything."""
+        return cls(max_bytes) if max_bytes else None
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -25,7 +25,7 @@ class Execution:
 @dataclass(slots=True, eq=False)
 class InferRecord:
     """Of one request. Times are of `time.monotonic`. `compute_s` are input, execution and output of the last execution,
-    as the instance measured them."""
+    as the instance measured them; those of an ensemble are the sums of its `steps`."""
 
     request_id: str
     client_id: str
@@ -44,6 +44,7 @@ class InferRecord:
     outcome: Outcome = ""
     error: str = ""
     is_cache_hit: bool = False
+    steps: list[InferRecord] = field(default_factory=list)  # the requests of an ensemble to its models
     on_end: Callable[[InferRecord], None] | None = None  # what a traced request is given to
 
     def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:

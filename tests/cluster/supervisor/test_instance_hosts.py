@@ -87,6 +87,7 @@ def test_a_model_that_fails_later_does_not_end_a_cluster_that_has_served() -> No
     async def run() -> None:
         async with serving(config=CONFIG, instance_ports=[PORT]) as scene:
             assert scene.router.tolerates_failed_models
+            assert scene.router.keeps_standby
 
     asyncio.run(run())
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig, RestartConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.ray.bundles import pool_resources
+from slipstream.cluster.supervisor.members import router_member
 from slipstream.cluster.supervisor.members.actor_handles import first_death, reason_of
 from slipstream.cluster.supervisor.members.actors import ProcessLocation, source_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
@@ -182,6 +183,87 @@ def test_a_router_that_is_not_there_or_dies_meanwhile_is_no_connection() -> None
         router._run = object()
         with pytest.raises(ConnectionError, match=r"process is gone \(killed"):
             await router.signals("")
+
+    asyncio.run(check())
+
+
+class StartedActor:
+    """An actor's handle that `started_actors` has noted. It warms up unless it `is_dead`."""
+
+    def __init__(self, pid: int, resources: dict[str, float], strategy: Any) -> None:
+        self.resources = resources
+        self.is_bound_to_node = not strategy.soft
+        self.is_dead = False
+        self.warm_up = SimpleNamespace(remote=self._warm_up)
+        self._place = ProcessLocation(pid, "node", "127.0.0.1")
+
+    def _warm_up(self, modules: object) -> asyncio.Future[ProcessLocation]:
+        place: asyncio.Future[ProcessLocation] = asyncio.get_running_loop().create_future()
+        if self.is_dead:
+            place.set_exception(RayActorError(error_msg="its worker process has died"))
+            place.exception()
+        else:
+            place.set_result(self._place)
+        return place
+
+
+@pytest.fixture
+def started_actors(monkeypatch: pytest.MonkeyPatch) -> list[StartedActor]:
+    """The actors that the router's member starts, in place of Ray."""
+    started: list[StartedActor] = []
+
+    def start(cls: object, deployment: object, name: str, resources: dict[str, float], strategy: object) -> object:
+        started.append(StartedActor(len(started), resources, strategy))
+        return started[-1]
+
+    monkeypatch.setattr(router_member, "start_actor", start)
+    monkeypatch.setattr(router_member, "end_by_force", lambda actors: None)
+    return started
+
+
+def member_with(restart: RestartConfig) -> RouterMember:
+    config = ClusterConfig(model=ServedModelConfig(path="/m"), restart=restart)
+    return RouterMember([Deployment(config, "token", None, spans_nodes=False)], "ab" * 28)  # a node of Ray
+
+
+def test_the_next_router_is_the_process_that_waits_for_that(started_actors: list[StartedActor]) -> None:
+    async def check() -> None:
+        router = member_with(RestartConfig())
+        await router.launch()
+        router.keep_standby()
+        assert router.pids == [0]
+        assert [one.resources for one in started_actors] == [{"CPU": ROUTER_CPUS}, {}]
+        assert started_actors[1].is_bound_to_node
+        router.kill()
+        await router.launch()
+        assert (router.pids, len(started_actors)) == ([1], 2)
+
+    asyncio.run(check())
+
+
+def test_a_router_is_started_anew_if_the_process_that_waits_has_died(started_actors: list[StartedActor]) -> None:
+    async def check() -> None:
+        router = member_with(RestartConfig())
+        await router.launch()
+        router.keep_standby()
+        started_actors[1].is_dead = True
+        router.kill()
+        await router.launch()
+        assert router.pids == [2]
+
+    asyncio.run(check())
+
+
+def test_no_process_waits_where_none_is_wanted_or_the_cluster_ends(started_actors: list[StartedActor]) -> None:
+    async def check() -> None:
+        unwanted = member_with(RestartConfig(standby_router=False))
+        unwanted.keep_standby()
+        assert started_actors == []
+        ends = member_with(RestartConfig())
+        ends.keep_standby()
+        ends.end_standby()
+        await ends.launch()
+        assert ends.pids == [1]
 
     asyncio.run(check())
 

@@ -84,6 +84,13 @@ class FakeRouter(FakeMember):
     node_id: str = "node"
     instance_ports: list[Endpoint] = field(default_factory=list)  # of its incarnations; empty: there is no repository
     tolerates_failed_models: bool = False
+    keeps_standby: bool = False
+
+    def keep_standby(self) -> None:
+        self.keeps_standby = True
+
+    def end_standby(self) -> None:
+        self.keeps_standby = False
 
     def tolerate_failed_models(self) -> None:
         self.tolerates_failed_models = True

@@ -7,16 +7,20 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
 from slipstream.router.model_repository.model_repository import ModelRepository
+from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, SequenceFlags
@@ -82,11 +86,13 @@ class RepositoryLab:
     num_held: int = 0  # requests whose inputs have not been given back
 
     def write(self, name: str, config: str, code: str, version: str = "1") -> None:
-        """Writes a model. `code` follows HEAD."""
+        """Writes a model. `code` follows HEAD; without it, the model is an ensemble."""
         folder = self.folder / name / version
         folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / name / "config.pbtxt").write_text(f'backend: "python" {config}')
-        (folder / "model.py").write_text(HEAD + code)
+        kind = 'backend: "python"' if code else 'platform: "ensemble"'
+        (self.folder / name / "config.pbtxt").write_text(f"{kind} {config}")
+        if code:
+            (folder / "model.py").write_text(HEAD + code)
 
     def submit(self, model: str, *values: int, **settings: Any) -> tuple[Submission, Answers]:
         """A request with the input IN. Raises InferError."""
@@ -120,7 +126,11 @@ class RepositoryLab:
         """The port and the repository, of the first router or of the next one."""
         self.service = TensorService()
         self.port = InstancePort(InstancePortConfig(TOKEN, self.path), self.pool, self)
-        self.repository = RepositoryService(self.config, ModelRepository((str(self.folder),)), self.service, self.port)
+        models = ModelRepository((str(self.folder),), ReadOptions(backends=frozenset(("", "python"))))
+        cache = ResponseCache.of_size(self.config.cache_bytes)
+        factories = {"": partial(EnsembleVersion, EnsembleContext(self.service, cache))}
+        service, port = self.service, self.port
+        self.repository = RepositoryService(self.config, models, service, port, factories=factories, cache=cache)
         await self.port.start()
 
 

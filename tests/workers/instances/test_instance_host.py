@@ -234,6 +234,14 @@ async def test_instances_outlive_a_router_and_the_next_one_hears_what_has_ended(
 
 
 @in_loop
+async def test_a_host_finds_a_router_at_once_that_was_away_for_long(tmp_path: Path) -> None:
+    async with running_host(str(tmp_path / "instances.sock"), EchoLauncher()) as host:
+        await asyncio.sleep(1.6)
+        async with instance_lab(tmp_path), asyncio.timeout(0.6):
+            await host.is_connected.wait()
+
+
+@in_loop
 async def test_a_wrong_token_ends_the_host(tmp_path: Path) -> None:
     async with instance_lab(tmp_path) as lab:
         host = InstanceHost(InstanceHostConfig(f"unix:{lab.path}", "wrong", "a"), EchoLauncher())

@@ -25,7 +25,7 @@ from slipstream.workers.backends.python.instance.wire.tensor_writer import Tenso
 from slipstream.workers.backends.python.model_api.server_link import PROCESS, NoServer
 
 PROTOCOL = 1
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 0.1
 
 
 class Terminated(BaseException):

@@ -9,7 +9,8 @@ from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.process.random_bytes import random_bytes
 from slipstream.router.tensors.infer_request import InferRequest
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+REQUEST_ID = "x-request-id"  # of a request, and of its answer
+HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 STRICT_ERRORS = "triton_grpc_error"  # a stream ends with the status of its first failed request
 
 
@@ -25,7 +26,7 @@ class RpcMetadata:
         for name, value in metadata:
             if isinstance(value, bytes):
                 continue
-            if name == "x-request-id" and REQUEST_ID.fullmatch(value):
+            if name == REQUEST_ID and HARMLESS_ID.fullmatch(value):
                 self._request_id = value
             elif name == "traceparent":
                 context = trace_context(value.encode(), None)

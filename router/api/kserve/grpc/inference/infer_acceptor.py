@@ -24,9 +24,10 @@ from slipstream.router.tensors.infer_service import Submission
 
 @dataclass(slots=True)
 class AcceptedRequest:
-    """A request under way. `wants_empty_final`: a stream is to say that there are no more responses even if none comes
-    with that."""
+    """A request under way, with its id for records. `wants_empty_final`: a stream is to say that there are no more
+    responses even if none comes with that."""
 
+    request_id: str
     submission: Submission
     outputs: ClientOutputs
     is_decoupled: bool
@@ -92,4 +93,4 @@ class InferAcceptor:
         metadata.apply(request)
         outputs = ClientOutputs(request.requested, spec)
         submission = self._service.submit(request, receiver)
-        return AcceptedRequest(submission, outputs, spec.is_decoupled, wants_empty_final, permit)
+        return AcceptedRequest(request.request_id, submission, outputs, spec.is_decoupled, wants_empty_final, permit)

@@ -8,6 +8,7 @@ import grpc.aio
 
 from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
 from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
+from slipstream.router.api.kserve.grpc.calls.rpc_metadata import REQUEST_ID
 from slipstream.router.api.kserve.grpc.inference.infer_acceptor import AcceptedRequest, InferAcceptor
 from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage
 from slipstream.router.api.kserve.grpc.messages.infer_response_message import encoded_response
@@ -81,6 +82,7 @@ class UnaryInfer:
         metadata = self._acceptor.metadata(given)
         accepted = self._acceptor.accept(message, caller, metadata, call, in_stream=False)
         call.accepted(accepted)
+        context.set_trailing_metadata(((REQUEST_ID, accepted.request_id),))
         has_failed = True
         try:
             data = await answer

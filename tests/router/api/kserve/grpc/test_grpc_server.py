@@ -365,6 +365,22 @@ async def test_ids_traces_and_chosen_headers_come_with_the_metadata() -> None:
     assert request.parameters == {"my-header": "v"}
 
 
+@in_loop
+async def test_an_inference_that_was_accepted_says_its_id_whether_it_succeeds_or_fails() -> None:
+    request = infer_request().SerializeToString()
+    async with grpc_lab() as lab:
+        infer = lab.channel.unary_unary(f"{SERVICE}ModelInfer")
+        given = infer(request, metadata=[("x-request-id", "mine")])
+        await given
+        assert tuple(await given.trailing_metadata()) == (("x-request-id", "mine"),)
+        lab.service.answers["add_sub"] = lambda each: each.fail(InferError("no", InferErrorCode.UNAVAILABLE))
+        failed = infer(request)
+        assert await failed.code() == grpc.StatusCode.UNAVAILABLE
+        assert tuple(await failed.trailing_metadata()) == (
+            ("x-request-id", lab.service.submitted[-1].request.request_id),
+        )
+
+
 METHODS = (
     "ModelInfer",
     "ModelMetadata",

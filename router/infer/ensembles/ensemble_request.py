@@ -1,0 +1,192 @@
+"""One request to an ensemble on the event loop: its steps are requests to other models, and it is counted as their
+sum."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, StepRun
+from slipstream.router.infer.ensembles.held_tensors import SharedLease
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_answers import RequestAnswers
+from slipstream.router.infer.requests.request_counts import RequestCounts
+from slipstream.router.infer.requests.request_record import InferRecord
+from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, nanoseconds
+from slipstream.router.instances.messages import InstanceResponse
+from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
+from slipstream.router.tensors.model_spec import ModelSpec
+
+NO_ID = "-"  # of a request that was submitted without one
+
+
+class StepModels(Protocol):
+    """What the requests of steps go to."""
+
+    def is_ready(self, model: str, version: str = "") -> bool: ...
+    def spec_of(self, model: str, version: str = "") -> ModelSpec: ...
+    def submit(self, request: InferRequest, receiver: ResponseReceiver) -> ActiveRequest: ...
+
+
+class RequestOwner(Protocol):
+    """The version of the ensemble."""
+
+    @property
+    def graph(self) -> EnsembleGraph: ...
+    @property
+    def models(self) -> StepModels: ...
+    @property
+    def answers(self) -> RequestAnswers: ...
+    @property
+    def counts(self) -> RequestCounts: ...
+
+    def over(self, active: ActiveRequest) -> None:
+        """It has ended, and no step of it runs any more."""
+
+
+class EnsembleRequest:
+    """StepStarter and RunReceiver of one request. A failure within `begin` is kept until `begin` has returned, because
+    nothing may be answered while a request is being submitted."""
+
+    def __init__(self, owner: RequestOwner, active: ActiveRequest) -> None:
+        self._owner = owner
+        self._active = active
+        self._run = EnsembleRun(owner.graph, active.request, self, self)
+        self._steps: dict[StepRun, ActiveRequest] = {}
+        self._times = ComputeTimes()
+        self._is_beginning = False
+        self._refusal: InferError | None = None
+
+    def begin(self) -> None:
+        """Submits the first steps. Raises InferError if one was refused; then the request has ended."""
+        active = self._active
+        lease = SharedLease(active.release_inputs)
+        self._is_beginning = True
+        self._run.begin(active.request.inputs, active.batch_size if self._owner.graph.batches else 0, lease)
+        self._is_beginning = False
+        if self._refusal is not None:
+            active.has_ended = True
+            self._owner.counts.failed(active, self._refusal, time.monotonic())
+            self._after_event()
+            raise self._refusal
+
+    def cancel(self) -> None:
+        self._run.cancel()
+        self._after_event()
+
+    def start_step(self, run: StepRun) -> None:
+        parent, record, step = self._active.request, self._active.record, run.step
+        request = InferRequest(
+            step.model,
+            step.version,
+            parent.id,
+            run.inputs,
+            step.requested,
+            dict(parent.parameters),
+            None if parent.sequence is None and not run.sequence.correlation_id else run.sequence,
+            parent.priority,
+            parent.timeout_us,
+            parent.tenant,
+            f"{record.request_id}.{len(record.steps) + 1}",
+            parent.trace_id,
+            record.request_id or NO_ID,
+            time.monotonic(),
+            run.release,
+        )
+        active = self._owner.models.submit(request, StepReceiver(self, run))
+        self._steps[run] = active
+        record.steps.append(active.record)
+
+    def cancel_step(self, run: StepRun) -> None:
+        step = self._steps.get(run)
+        if step is not None:
+            step.cancel()
+
+    def respond(self, answer: EnsembleAnswer, *, is_final: bool) -> None:
+        now = time.monotonic()
+        response = InstanceResponse(answer.outputs, None, answer.parameters, answer.release)
+        times = self._count_executed() if is_final else None
+        if self._owner.graph.is_decoupled:
+            self._owner.counts.responded(self._active, response, now)
+        self._owner.answers.respond(self._active, response, is_final=is_final, now=now, times=times)
+
+    def complete(self) -> None:
+        self._count_executed()
+        self._owner.answers.complete(self._active, time.monotonic())
+
+    def fail(self, error: InferError) -> None:
+        if self._is_beginning:
+            self._refusal = error
+        else:
+            self._owner.answers.fail(self._active, error, time.monotonic())
+
+    def step_responded(self, run: StepRun, response: InferResponse, *, is_final: bool) -> None:
+        if is_final:
+            self._step_over(run)
+        self._run.responded(run, response, is_final=is_final)
+        self._after_event()
+
+    def step_completed(self, run: StepRun) -> None:
+        self._step_over(run)
+        self._run.completed(run)
+        self._after_event()
+
+    def step_failed(self, run: StepRun, error: InferError) -> None:
+        self._step_over(run)
+        self._run.failed(run, error)
+        self._after_event()
+
+    def _step_over(self, run: StepRun) -> None:
+        self._steps.pop(run, None)
+
+    def _after_event(self) -> None:
+        if self._active.has_ended and not self._run.num_running:
+            self._owner.over(self._active)
+
+    def _count_executed(self) -> ComputeTimes:
+        """Its times are those of its steps together."""
+        active, record = self._active, self._active.record
+        record.compute_s = compute_s_of(record.steps)
+        active.started_s = active.queued_s + queue_s_of(record)
+        times = ComputeTimes(*map(nanoseconds, record.compute_s))
+        self._owner.counts.executed(active.batch_size, times)
+        return times
+
+
+@dataclass(frozen=True, slots=True)
+class StepReceiver:
+    """ResponseReceiver of the request of one step."""
+
+    request: EnsembleRequest
+    run: StepRun
+
+    def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        self.request.step_responded(self.run, response, is_final=is_final)
+
+    def complete(self) -> None:
+        self.request.step_completed(self.run)
+
+    def fail(self, error: InferError) -> None:
+        self.request.step_failed(self.run, error)
+
+
+def compute_s_of(steps: Iterable[InferRecord]) -> tuple[float, float, float]:
+    """Input, execution and output of all of them. One whose responses come by a sender executes until its end."""
+    sums = [0.0, 0.0, 0.0]
+    for record in steps:
+        if record.compute_s is not None:
+            sums = [total + part for total, part in zip(sums, record.compute_s, strict=True)]
+        elif record.executions and record.ended_s is not None:
+            sums[1] += record.ended_s - record.executions[-1].started_s
+    return sums[0], sums[1], sums[2]
+
+
+def queue_s_of(record: InferRecord) -> float:
+    """How long it has waited, or its steps have."""
+    if record.steps:
+        return sum(map(queue_s_of, record.steps))
+    return record.executions[0].started_s - record.queued_s if record.executions else 0.0
