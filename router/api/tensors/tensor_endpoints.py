@@ -14,6 +14,7 @@ from slipstream.router.api.openai.schema.completion_request import CompletionReq
 from slipstream.router.api.tensors.chat.text_model_api import TextModelApi
 from slipstream.router.api.tensors.embeddings.embeddings_api import EmbeddingsApi
 from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
+from slipstream.router.api.tensors.images.images_api import ImagesApi
 from slipstream.router.api.tensors.models.endpoint_call import EndpointServer
 from slipstream.router.api.tensors.models.endpoint_table import EndpointTable, NamedEndpoint
 from slipstream.router.api.tensors.rerank.pair_scores import PairScores
@@ -54,6 +55,8 @@ class TensorEndpoints:
             EmbeddingsApi(self._server, vectors).add_to(routes)
         if self._config.rerank:
             RerankApi(self._server, PairScores(self._server, vectors, self._tokenizers)).add_to(routes)
+        if self._config.images:
+            ImagesApi(self._server).add_to(routes)
 
     def serves_text(self, name: str) -> bool:
         return self.table.get("chat", name) is not None
