@@ -50,7 +50,8 @@ router/api/openai/files router/api/openai/batches
 router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages
 router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/grpc
 router/api/tensors/models router/api/tensors/text router/api/tensors/embeddings
-router/api/tensors/rerank router/api/tensors/chat router/api/tensors/images router/api/tensors
+router/api/tensors/rerank router/api/tensors/chat router/api/tensors/images
+router/api/tensors/audio router/api/tensors
 router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router

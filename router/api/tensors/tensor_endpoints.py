@@ -11,6 +11,7 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.schema.chat_request import ChatRequest
 from slipstream.router.api.openai.schema.completion_request import CompletionRequest
+from slipstream.router.api.tensors.audio.transcriptions_api import TranscriptionsApi
 from slipstream.router.api.tensors.chat.text_model_api import TextModelApi
 from slipstream.router.api.tensors.embeddings.embeddings_api import EmbeddingsApi
 from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
@@ -57,6 +58,8 @@ class TensorEndpoints:
             RerankApi(self._server, PairScores(self._server, vectors, self._tokenizers)).add_to(routes)
         if self._config.images:
             ImagesApi(self._server).add_to(routes)
+        if self._config.transcriptions:
+            TranscriptionsApi(self._server).add_to(routes)
 
     def serves_text(self, name: str) -> bool:
         return self.table.get("chat", name) is not None

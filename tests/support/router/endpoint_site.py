@@ -51,7 +51,8 @@ def respond(submission: FakeSubmission, outputs: Mapping[str, Any], *, is_final:
     datatypes = {output.name: output.datatype for output in submission.service.specs[submission.request.model].outputs}
     wanted = {output.name for output in submission.request.requested}
     response = submission.response({})
-    for name, value in outputs.items():
+    for name in datatypes.keys() & outputs.keys():
+        value = outputs[name]
         array = texts(value) if datatypes[name] == "BYTES" else np.asarray(value)
         if not wanted or name in wanted:
             response.outputs.append(Tensor(name, datatypes[name], array.shape, data_of(datatypes[name], array)))

@@ -98,9 +98,9 @@ class ImageRun:
             "steps": body.num_steps,
             "guidance": body.guidance_scale,
         }
-        rows = {role: None if value is None else [value] * num_rows for role, value in values.items()}
-        rows["seed"] = [(seed + index) & MAX_SEED for index in range(num_rows)]
-        for role, given in rows.items():
+        given_rows = {role: None if value is None else [value] * num_rows for role, value in values.items()}
+        given_rows["seed"] = [(seed + index) & MAX_SEED for index in range(num_rows)]
+        for role, given in given_rows.items():
             tensor = self._tensors.input_of(role, OTHER_NAMES.get(role, ()))
             if tensor is None:
                 self._check_not_asked_for(role)
