@@ -33,7 +33,8 @@ router/config router/model_files router/model_files/sources
 router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status router/tensor_memory
-router/model_repository/config router/model_repository router/instances/frames router/instances
+router/model_repository/config router/model_repository/sources router/model_repository
+router/instances/frames router/instances
 router/infer/requests router/infer router/infer/ensembles
 router/observability/explain router/observability/tracing router/observability
 router/observability/tensor_metrics
@@ -54,6 +55,8 @@ router/api/tensors/rerank router/api/tensors/chat router/api/tensors/images
 router/api/tensors/audio router/api/tensors
 router/api/anthropic router/api/admin
 router/api/pages
+router/language_backends/settings router/language_backends/generation router/language_backends/forms
+router/language_backends
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
@@ -77,7 +80,10 @@ cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet c
 cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
-cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
+cluster/supervisor/members cluster/supervisor cluster/models
+cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
+cluster/in_process/running cluster/in_process/requests cluster/in_process
+cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim

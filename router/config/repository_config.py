@@ -64,6 +64,8 @@ class RepositoryConfig:
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     # Backend -> setting -> value, as Triton's --backend-config. The backend "" has settings for all.
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
+    # Model of the repository -> the language model that answers for it: the name of one of the cluster, or a path.
+    language_models: dict[str, str] = field(default_factory=dict)
     server_id: str = "triton"  # the name in the metadata of the server
     log_verbose: int = 0
     trace: dict[str, str] = field(default_factory=dict)  # settings at the start, named as in the trace extension

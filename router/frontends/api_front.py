@@ -75,8 +75,8 @@ class ApiFront:
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
-        flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
-        self.bodies, self.ping_s = flow.bodies, http.sse_ping_s
+        flow = self.flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
+        self.ping_s = http.sse_ping_s
         self._model_pages = ModelPagesOfBothApis(catalog, service, flow.lookup)
         self._model_pages.add_to(self._routes)
         self._openai = OpenAiApi(flow, self._access)

@@ -7,8 +7,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from slipstream.router.model_repository.config.backends import complete_backend
 from slipstream.router.model_repository.config.config_text import parse_json, parse_text
 from slipstream.router.model_repository.config.defaults import set_defaults
-from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.sources.model_folder import ModelFolder
 from slipstream.router.model_repository.version_policy import versions_in
 
 

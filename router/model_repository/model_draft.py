@@ -23,7 +23,7 @@ from slipstream.router.model_repository.config.tensor_checks import tensor_fault
 from slipstream.router.model_repository.override_files import remove_override
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError
-from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
 
 NO_STAMP = ModelStamp({})
@@ -47,6 +47,11 @@ class ModelDraft:
     def backend(self) -> str:
         """Empty for an ensemble."""
         return str(self.message.backend)
+
+    @property
+    def input_names(self) -> frozenset[str]:
+        """Those that the configuration has."""
+        return frozenset(str(tensor.name) for tensor in self.message.input)
 
     @property
     def step_models(self) -> tuple[str, ...]:

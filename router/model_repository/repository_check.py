@@ -18,10 +18,10 @@ from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER,
 from slipstream.router.model_repository.config.model_spec_reader import read_spec
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.config_reader import read_config
-from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import AMBIGUOUS
+from slipstream.router.model_repository.sources.model_folder import ModelFolder
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
 
 PYTHON = "python"

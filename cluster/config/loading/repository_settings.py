@@ -30,8 +30,19 @@ def with_absolute_files(config: RepositoryConfig, folder: Path) -> RepositoryCon
     grpc = dataclasses.replace(config.grpc, tls=dataclasses.replace(tls, **files))
     paths = tuple(path if is_address(path) else absolute(path) for path in config.paths)
     downloads = absolute(config.download_folder) if config.download_folder is not None else None
-    endpoints = with_absolute_tokenizers(config.endpoints, absolute)
-    return dataclasses.replace(config, paths=paths, grpc=grpc, download_folder=downloads, endpoints=endpoints)
+    # What is no folder here may be the name of a model of the cluster, or one of the hub.
+    models = {
+        model: absolute(named) if "/" in named and not is_address(named) and os.path.isdir(absolute(named)) else named
+        for model, named in config.language_models.items()
+    }
+    return dataclasses.replace(
+        config,
+        paths=paths,
+        grpc=grpc,
+        download_folder=downloads,
+        language_models=models,
+        endpoints=with_absolute_tokenizers(config.endpoints, absolute),
+    )
 
 
 def with_absolute_tokenizers(config: EndpointsConfig, absolute: Callable[[str], str]) -> EndpointsConfig:

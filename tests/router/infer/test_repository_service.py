@@ -15,7 +15,7 @@ import pytest
 from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
-from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 from slipstream.router.process import gc_tuning
 from slipstream.router.status.repository_status import repository_status
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode

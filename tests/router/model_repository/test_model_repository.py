@@ -12,7 +12,7 @@ from slipstream.router.model_repository.load_plan import models_at_start
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError
-from slipstream.router.model_repository.repository_watch import RepositoryChanges, changes_between
+from slipstream.router.model_repository.sources.repository_watch import RepositoryChanges, changes_between
 from tests.support.router.model_folders import PYTHON, TENSORS, write_model
 
 OLD_NS = 1_000_000_000

@@ -9,12 +9,12 @@ import pytest
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_files.sources.weights_source import Listing, SourceFile, SourceRefused
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
-from slipstream.router.model_repository import remote_source
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
-from slipstream.router.model_repository.remote_source import RemoteSource
 from slipstream.router.model_repository.repository_error import RepositoryError
-from slipstream.router.model_repository.repository_watch import RepositoryChanges, changes_between
+from slipstream.router.model_repository.sources import remote_source
+from slipstream.router.model_repository.sources.remote_source import RemoteSource
+from slipstream.router.model_repository.sources.repository_watch import RepositoryChanges, changes_between
 from tests.support.router.model_folders import write_model
 from tests.support.router.s3_server import ACCOUNT, s3_client, s3_server, upload
 

@@ -120,7 +120,7 @@ async def endpoint_site(
         kserve = KServeServer(models, models)
         front = Front(Catalog(), service, lambda *_: None, lambda: 0, RouterConfig(HttpConfig(port=0)), access)
         front.serve_tensors(KServeApi(kserve, pool, KServeHttpConfig(), access))
-        endpoints = TensorEndpoints(config, kserve, pool, access, front.bodies)
+        endpoints = TensorEndpoints(config, kserve, pool, access, front.flow.bodies)
         front.serve_endpoints(endpoints)
         server = HttpServer(
             HttpConfig(port=0),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slipstream.router.model_repository.model_folder import ModelFolder
-from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.model_repository.sources.model_folder import ModelFolder
+from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 
 
 class RepositorySource(Protocol):

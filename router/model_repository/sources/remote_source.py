@@ -24,7 +24,7 @@ from slipstream.router.model_files.sources.weights_source import (
     WeightsSource,
 )
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
-from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 
 LISTING_AGE_S = 2.0  # the models that are loaded at the start need one listing, not one each
 NUM_TRIES = 3  # to hold a folder that other processes remove
