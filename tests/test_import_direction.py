@@ -50,6 +50,9 @@ router/api/openai/responses/body router/api/openai/responses/answer router/api/o
 router/api/openai/files router/api/openai/batches
 router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages
 router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/grpc
+router/api/tensors/models router/api/tensors/text router/api/tensors/embeddings
+router/api/tensors/rerank router/api/tensors/chat router/api/tensors/images
+router/api/tensors/audio router/api/tensors
 router/api/anthropic router/api/admin
 router/api/pages
 router/language_backends/settings router/language_backends/generation router/language_backends/forms
