@@ -119,7 +119,7 @@ class ModelLinks:
         named = self._named.get(draft.name, "")
         if named and is_name(named) and named != draft.name and (draft.folder.parent / named).is_dir():
             return await self._of_repository(draft.name, named)
-        for asked in (named, *settings.asked):
+        for asked in [named] if named else settings.asked:
             if self._is_of_cluster(asked):
                 return WantedModel(asked, str(self._directories.directory_of(asked)))
         if named and is_name(named):

@@ -44,7 +44,7 @@ class InferRecord:
     outcome: Outcome = ""
     error: str = ""
     is_cache_hit: bool = False
-    steps: list[InferRecord] = field(default_factory=list)  # the requests of an ensemble to its models
+    steps: list[StepRecord] = field(default_factory=list)
     on_end: Callable[[InferRecord], None] | None = None  # what a traced request is given to
 
     def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:
@@ -52,6 +52,15 @@ class InferRecord:
         self.error = "" if error is None else error.message
         if self.on_end is not None:
             self.on_end(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One request of an ensemble to the model of a step, with the ensemble's tensors that it reads and writes."""
+
+    record: InferRecord
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
 
 
 class RequestTraces(Protocol):
