@@ -15,6 +15,7 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
+from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.dispatch.service import GenerationService
@@ -72,7 +73,7 @@ class TensorModels:
         self._models = models
         self._links: ModelLinks
         self.wanted = WantedModels(self._not_started)
-        self.service = TensorService()
+        self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
         self.port: InstancePort
@@ -115,6 +116,10 @@ class TensorModels:
         self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
+        if config.endpoints.is_on:
+            front.serve_endpoints(
+                TensorEndpoints(config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s)
+            )
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
