@@ -35,7 +35,7 @@ def complete_from_file(model: ModelContext, file: OpenvinoFile) -> Config:
 
 
 def first_names(tensors: dict[str, FileTensor], places: dict[str, int]) -> list[FileTensor]:
-    first = {}
+    first: dict[int, FileTensor] = {}
     for name, place in places.items():
         first.setdefault(place, tensors[name])
     return [first[place] for place in sorted(first)]

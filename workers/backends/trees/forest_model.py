@@ -51,7 +51,7 @@ class ForestOutput:
             second: Array = table[:, -1:]
             return np.asarray(second > self.threshold) if self.is_class else second
         if self.is_class:
-            return np.argmax(table, axis=1).reshape(-1, 1)
+            return np.asarray(np.argmax(table, axis=1)).reshape(-1, 1)
         if num_classes == 2 and table.shape[1] == 1:
             return np.concatenate((1 - table, table), axis=1)
         return table
