@@ -22,7 +22,7 @@ from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
-from slipstream.router.tensors.model_spec import ModelSpec
+from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class EnsembleVersion:
             if checked_graph(spec, models):
                 decoupled = {**self.draft.config_to_complete(), "model_transaction_policy": {"decoupled": True}}
                 spec = await asyncio.to_thread(self.draft.complete, self.version, decoupled)
+            spec = replace(spec, outputs=labelled(spec, models))
         except LoadError:
             self._end()
             raise
@@ -139,3 +140,13 @@ class EnsembleVersion:
         if not self._has_ended.is_set():
             self._has_ended.set()
             self._on_end(self)
+
+
+def labelled(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[TensorSpec, ...]:
+    """The outputs of an ensemble, with the labels of the models that give them where it has none of its own."""
+    labels = {
+        tensor: next((output.labels for output in model.outputs if output.name == name), ())
+        for step, model in zip(spec.steps, models, strict=True)
+        for name, tensor in step.outputs.items()
+    }
+    return tuple(replace(output, labels=output.labels or labels.get(output.name, ())) for output in spec.outputs)

@@ -12,7 +12,17 @@ from slipstream.router.observability.explain.explain_infer import infer_explanat
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.workers.instances import instance_table
-from tests.support.router.ensemble_models import ADD_ONE, ADD_UP, COUNT_UP, DECOUPLED, PLAIN, SUM, chain, ensemble
+from tests.support.router.ensemble_models import (
+    ADD_ONE,
+    ADD_UP,
+    COUNT_UP,
+    DECOUPLED,
+    ONE_IN,
+    PLAIN,
+    SUM,
+    chain,
+    ensemble,
+)
 from tests.support.router.in_loop import in_loop
 from tests.support.router.repository_lab import repository_lab
 from tests.support.router.until import until
@@ -203,3 +213,14 @@ async def test_a_tensor_outlives_the_instance_that_has_made_it(tmp_path: Path) -
         busy = asyncio.create_task(lab.infer("slow", 1))
         assert await lab.infer("chain", *LARGE) == [[value + 1 for value in LARGE]]
         await busy
+
+
+@in_loop
+async def test_an_output_has_the_labels_of_the_model_that_gives_it(tmp_path: Path) -> None:
+    out = 'output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] label_filename: "labels.txt" }'
+    labelled = f"{ONE_IN} {out}"
+    async with repository_lab(tmp_path, {**ONE, "named": (PLAIN, ADD_ONE), "two": chain("one", "named")}) as lab:
+        lab.write("named", labelled, ADD_ONE)
+        (lab.folder / "named" / "labels.txt").write_text("cat\ndog\n")
+        await lab.repository.load("two")
+        assert lab.service.spec_of("two").outputs[0].labels == ("cat", "dog")
