@@ -1,4 +1,4 @@
-"""The prompt for a question, with what was found about it. The demo model continues Python, so it gets a comment."""
+"""The prompt for a wish, with what was found about it, in the form of the demo model's chat template."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -13,6 +13,6 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        prompt = f"# {text_of(request, 'context')}\n# {text_of(request, 'query')}\ndef "
+        prompt = f"<|user|>{text_of(request, 'query')} ({text_of(request, 'context')})<|end|><|assistant|>"
         output = pb_utils.Tensor("prompt", np.array([prompt.encode()], dtype=object))
         return pb_utils.InferenceResponse([output])
