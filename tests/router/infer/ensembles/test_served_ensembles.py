@@ -224,3 +224,20 @@ async def test_an_output_has_the_labels_of_the_model_that_gives_it(tmp_path: Pat
         (lab.folder / "named" / "labels.txt").write_text("cat\ndog\n")
         await lab.repository.load("two")
         assert lab.service.spec_of("two").outputs[0].labels == ("cat", "dog")
+
+
+@in_loop
+async def test_no_more_requests_are_in_a_step_than_the_configuration_says(tmp_path: Path) -> None:
+    text, _ = chain("size", "size", tensors=f"{PLAIN} max_batch_size: 8")
+    limited = text.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 2", 1)
+    batching = f"{PLAIN} max_batch_size: 8 dynamic_batching {{ }}"
+    async with repository_lab(tmp_path, {"size": (batching, BATCH_SIZE), "sizes": (limited, "")}) as lab:
+        requests = [lab.submit("sizes", 1) for _ in range(6)]
+        requests[3][0].cancel()  # while it waits
+        await until(lambda: all(answers.ended.is_set() for _, answers in requests))
+        assert [len(answers.values) for _, answers in requests] == [1, 1, 1, 0, 1, 1]
+        runs = [step.record for record in lab.service.history.latest() for step in record.steps]
+        first = [run for run in runs if run.request_id.endswith(".1")]
+        for run in first:
+            same_time = [one for one in first if one.queued_s <= run.queued_s < (one.ended_s or 0.0)]
+            assert len(same_time) <= 2
