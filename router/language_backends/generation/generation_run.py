@@ -71,8 +71,8 @@ class GenerationRun:
     async def to_end(self, priority: int) -> None:
         """Raises one of GENERATION_ERRORS, of those that failed the first one; then the others have been cancelled."""
         try:
-            for row in self._asked.rows:
-                self._batches.append(await self._prepared(row, priority))
+            for number, row in enumerate(self._asked.rows):
+                self._batches.append(await self._prepared(row, number, priority))
             if len({batch.num_choices for batch in self._batches}) > 1:
                 raise InferError("the rows of a request must ask for equally many outputs ('n')")
             await self._generate()
@@ -82,7 +82,7 @@ class GenerationRun:
             for choice in self._choices:
                 choice.record_end()
 
-    async def _prepared(self, row: RowRequest, priority: int) -> GenerationBatch:
+    async def _prepared(self, row: RowRequest, number: int, priority: int) -> GenerationBatch:
         """Raises HttpError."""
         request = self._active.request
         fields = {**row.fields, "model": self._model, "priority": priority}
@@ -97,7 +97,7 @@ class GenerationRun:
         lookup = self._generations.lookup
         model, version, versions = lookup.of_generation(self._model, priority, ExchangeContext(), "")
         batch = await self._generations.preparation.of_completion(
-            received_of(request, body, model, version, versions), body
+            received_of(request, number, body, model, version, versions), body
         )
         if row.bad_words:
             batch.prompts = [
@@ -165,21 +165,27 @@ class GenerationRun:
         """The first tokens are there: where and since when they are generated."""
         active, record = self._active, self._choices[0].stream.record
         active.started_s = record.timeline.placed or active.started_s
-        execution = Execution(self._model, active.started_s, 1, active.batch_size)
+        execution = Execution(f"{self._model} ({record.request_id})", active.started_s, 1, active.batch_size)
         active.record.executions.append(execution)
 
 
 def received_of(
-    request: InferRequest, body: CompletionRequest, model: ServedModel, version: str, versions: tuple[str, ...]
+    request: InferRequest,
+    row: int,
+    body: CompletionRequest,
+    model: ServedModel,
+    version: str,
+    versions: tuple[str, ...],
 ) -> ReceivedRequest:
-    """A row of a tensor request as a request of the API."""
+    """A row of a tensor request as a request of the API. It is explained by the id of the tensor request, and `#0` for
+    the first row."""
     head = AnswerHead(f"infer-{random_bytes(16).hex()}", int(time.time()), model.name)
     seed = int.from_bytes(random_bytes(8)) & SEED_MASK
     return ReceivedRequest(
         body,
         model,
         version,
-        request.request_id or head.id,
+        f"{request.request_id or request.id}#{row}",
         ANYBODY,
         request.trace_id,
         request.received_s or time.monotonic(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,12 @@ class LanguageSettings:
         known = {*sampling, *SERVING_PARAMETERS, *PATH_PARAMETERS}
         try:
             engine = EngineSettings.of(table, {k: v for k, v in arguments.items() if k not in known})
+            settings = engine.settings if draft.backend != VLLM_BACKEND else with_engines(engine.settings, draft)
             return cls(
                 tuple(asked),
                 next(filter(None, (path_of(one, folder) for one in asked)), ""),
                 fault,
-                engine.settings,
+                settings,
                 sampling_fields(sampling),
                 (*engine.ignored, *unknown_parameters(draft, parameters, known)),
                 parameters.get("exclude_input_in_output", "").lower() in ("true", "1"),
@@ -74,6 +75,14 @@ class LanguageSettings:
     def warn(self, model: str) -> None:
         if self.ignored:
             log.warning("model %r: without effect here: %s", model, ", ".join(self.ignored))
+
+
+def with_engines(settings: Mapping[str, Any], draft: ModelDraft) -> Mapping[str, Any]:
+    """As many worker groups as the model has instances, each of which is an engine of its own."""
+    num_engines = sum(max(1, group.count) for group in draft.message.instance_group)
+    if num_engines < 2:
+        return settings
+    return {**settings, "decode": {**settings.get("decode", {}), "replicas": num_engines}}
 
 
 def engine_arguments(version_folder: Path) -> dict[str, Any]:
@@ -112,3 +121,12 @@ def path_of(asked: str, version_folder: Path) -> str:
 def has_weights(folder: Path) -> bool:
     """Its own, or those of versions in numbered folders."""
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "[0-9]*/*.safetensors"))
+
+
+def unknown_model(model: str, asked: Sequence[str]) -> str:
+    named = ", ".join(map(repr, asked))
+    said = (
+        f"its files name {named}, which is no served model and no folder with weights" if asked else "no file names it"
+    )
+    key = f"repository.language_models: {{{model}: NAME or PATH}}"
+    return f"it is not known which language model serves '{model}': {said}; the deployment can say it, {key}"

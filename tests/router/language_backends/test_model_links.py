@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from slipstream.cluster.commands.repository_problems import problems_in_repository
 from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.status.wanted_models import WantedModel
 from tests.support.router.fake_cluster import MODEL_DIR
 from tests.support.router.language_lab import CHAT, LanguageLab, language_lab, write_language_model
@@ -170,3 +172,16 @@ def test_a_model_whose_language_model_is_not_known_is_refused(
             assert wanted(lab) == []
 
     asyncio.run(main())
+
+
+def test_a_check_names_what_a_load_would_refuse(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_language_model(models, "known", arguments={"model": CHAT})
+    write_language_model(models, "named", 'backend: "tensorrtllm"')
+    write_language_model(models, "unknown", arguments={"model": "gone"})
+    write_language_model(models, "wrong", arguments={"model": str(MODEL_DIR), "max_num_seqs": "many"})
+    config = RepositoryConfig((str(models),), language_models={"named": str(MODEL_DIR)})
+    found = [str(problem) for problem in problems_in_repository(config, {CHAT})]
+    assert len(found) == 2, found
+    assert found[0].startswith(f"{models}/unknown/1: it is not known which language model serves 'unknown'")
+    assert "max_num_seqs cannot be read" in found[1]
