@@ -19,6 +19,7 @@ from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
@@ -38,6 +39,7 @@ from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
 from slipstream.router.status.repository_status import LOADING, repository_status
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.router.text.encoding import encode_pool
 
@@ -170,6 +172,15 @@ class Router:
         """The cluster has given up to serve a language model that the repository names."""
         if self.tensors is not None:
             self.tensors.wanted.fail(model, reason)
+
+    def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None:
+        """How the requests to a model of the repository are divided between its versions from now on."""
+        if self.tensors is not None:
+            self.tensors.service.set_versions(model, config)
+
+    def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
+        """How the versions of a model of the repository do; None if there is no such model."""
+        return None if self.tensors is None else self.tensors.service.versions_status(model)
 
     async def serve_until(self, stopped: Awaitable[T]) -> T:
         """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""

@@ -15,6 +15,7 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
+from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.dispatch.service import GenerationService
@@ -29,7 +30,7 @@ from slipstream.router.language_backends.generation.generation_run import Genera
 from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
 from slipstream.router.language_backends.model_links import ModelLinks
 from slipstream.router.model_files.cache.host_cache import HostCache
-from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -44,7 +45,7 @@ from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
-BACKENDS = frozenset(("", "python", *LANGUAGE_BACKENDS))  # "": ensembles
+BACKENDS = frozenset(("", *EXECUTED_BY_INSTANCES, *LANGUAGE_BACKENDS))  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class TensorModels:
         self._models = models
         self._links: ModelLinks
         self.wanted = WantedModels(self._not_started)
-        self.service = TensorService()
+        self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
         self.port: InstancePort
@@ -115,6 +116,10 @@ class TensorModels:
         self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
+        if config.endpoints.is_on:
+            front.serve_endpoints(
+                TensorEndpoints(config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s)
+            )
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])

@@ -16,6 +16,9 @@ class TritonError(Exception):
 
     __module__ = PUBLIC
 
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
 
 class UnknownError(TritonError):
     __module__ = PUBLIC
@@ -63,7 +66,7 @@ def triton_error(error: InferError) -> TritonError:
 
 @contextmanager
 def errors_of_server() -> Iterator[None]:
-    """Raises what the router raises as a TritonError."""
+    """Raises what the router raises as a TritonError; a TimeoutError of the caller's own stays one."""
     try:
         yield
     except InferError as error:
@@ -72,5 +75,7 @@ def errors_of_server() -> Iterator[None]:
         raise InternalError(error.cause) from None
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from error
+    except TimeoutError:
+        raise
     except OSError as error:
         raise InternalError(str(error)) from error

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class ServerThread:
-    """An event loop in a thread, from `start` until `stop`, of which `last` is the last work. All methods may be called
-    by any thread but that one. The end of the interpreter stops it."""
+    """An event loop in a thread, from `start` until `stop`, of which `last` is the last work. All other methods may be
+    called by any thread but that one. The end of the interpreter stops it."""
 
     def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._last = last
@@ -80,7 +80,7 @@ class ServerThread:
 
     def stop(self) -> None:
         """Runs the last work, and ends the thread. Safe to call twice, and in a forked child. Raises what that work
-        raises."""
+        raises. The thread itself calls it if it drops the last reference to a server; then it ends soon."""
         with self._changes:
             if not self.is_usable:
                 return
@@ -88,8 +88,9 @@ class ServerThread:
         RUNNING.discard(self)
         ended: Future[None] = Future()
         self._loop.call_soon_threadsafe(lambda: self._follow(self._end(), ended))
-        self._thread.join()
-        ended.result()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            ended.result()
 
     def _follow(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
         """Runs a coroutine whose result goes to `future`."""

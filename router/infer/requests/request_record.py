@@ -25,7 +25,8 @@ class Execution:
 @dataclass(slots=True, eq=False)
 class InferRecord:
     """Of one request. Times are of `time.monotonic`. `compute_s` are input, execution and output of the last execution,
-    as the instance measured them; those of an ensemble are the sums of its `steps`."""
+    as the instance measured them; those of an ensemble are the sums of its `steps`. `version_reason`: why that version,
+    where there was a choice."""
 
     request_id: str
     client_id: str
@@ -44,6 +45,7 @@ class InferRecord:
     outcome: Outcome = ""
     error: str = ""
     is_cache_hit: bool = False
+    version_reason: str = ""
     steps: list[StepRecord] = field(default_factory=list)
     on_end: Callable[[InferRecord], None] | None = None  # what a traced request is given to
 

@@ -37,6 +37,7 @@ def infer_explanation(record: InferRecord, unix_offset_s: float) -> Json:
     return {
         **infer_summary(record, unix_offset_s),
         "parent_id": record.parent_id or None,
+        "version_reason": record.version_reason or None,
         "is_cache_hit": record.is_cache_hit,
         "timeline": {
             "received": 0.0,
@@ -96,6 +97,8 @@ def infer_text(entry: Json) -> str:
     lines.append(f"  received {entry['received_at']}, {entry['num_rows']} rows")
     if entry["parent_id"]:
         lines.append(f"  made by the model that serves request {entry['parent_id']}")
+    if entry["version_reason"]:
+        lines.append(f"  version {entry['version']}: {entry['version_reason']}")
     if entry["is_cache_hit"]:
         lines.append("  answered from the response cache")
     for number, execution in enumerate(entry["executions"], 1):

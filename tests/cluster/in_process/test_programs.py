@@ -74,44 +74,18 @@ def line_of(process: subprocess.Popen[bytes]) -> str:
     return process.stdout.readline().decode().strip()
 
 
-def assert_nothing_is_left(tmp_path: Path, instances: list[psutil.Process]) -> None:
+def instances_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    found = psutil.Process(process.pid).children(recursive=True)
+    assert found
+    return found
+
+
+def assert_ended(instances: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(instances, TIMEOUT_S)
     assert not alive
-    assert not list(tmp_path.glob("slipstream-*"))
 
 
-def test_a_program_for_triton_runs_with_its_import_changed_and_ends_without_a_stop(tmp_path: Path) -> None:
-    code = "print('done', flush=True)\nsys.stdin.readline()"
-    with program(tmp_path, code) as process:
-        assert [line_of(process) for _ in range(3)] == ["token 0", "token 1", "done"]
-        instances = psutil.Process(process.pid).children(recursive=True)
-        assert instances
-        assert process.stdin is not None
-        process.stdin.write(b"go on\n")
-        assert process.wait(TIMEOUT_S) == 0
-        assert_nothing_is_left(tmp_path, instances)
-
-
-def test_ctrl_c_ends_a_program_that_waits_for_a_response(tmp_path: Path) -> None:
-    code = """
-responses = model.infer(inputs={"COUNT": numpy.array([3], dtype=numpy.int32), "GATE": [GATE]})
-print(next(responses).final, next(responses).final, flush=True)
-try:
-    next(responses)
-except KeyboardInterrupt:
-    responses.cancel()
-    print("interrupted", flush=True)
-"""
-    with program(tmp_path, code) as process:
-        assert [line_of(process) for _ in range(3)] == ["token 0", "token 1", "False False"]
-        instances = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        assert line_of(process) == "interrupted"
-        assert process.wait(TIMEOUT_S) == 0
-        assert_nothing_is_left(tmp_path, instances)
-
-
-def test_a_forked_child_cannot_use_the_server_and_does_not_end_it(tmp_path: Path) -> None:
+def test_a_program_for_triton_runs_with_its_import_changed_and_forks_and_ends_without_a_stop(tmp_path: Path) -> None:
     code = """
 child = os.fork()
 if child == 0:
@@ -121,23 +95,38 @@ if child == 0:
         print(error, flush=True)
     sys.exit(0)
 print(os.waitpid(child, 0)[1], server.ready(), flush=True)
-server.stop()
+sys.stdin.readline()
 """
     with program(tmp_path, code) as process:
         assert [line_of(process) for _ in range(2)] == ["token 0", "token 1"]
         assert f"the server runs in process {process.pid}" in line_of(process)
         assert line_of(process) == "0 True"
+        instances = instances_of(process)
+        assert process.stdin is not None
+        process.stdin.write(b"go on\n")
         assert process.wait(TIMEOUT_S) == 0
-        assert_nothing_is_left(tmp_path, [])
+        assert_ended(instances)
+        assert not list(tmp_path.glob("slipstream-*"))
 
 
-def test_the_models_of_a_killed_program_end(tmp_path: Path) -> None:
-    with program(tmp_path, "print('up', flush=True)\ntime.sleep(1000)") as process:
-        assert [line_of(process) for _ in range(3)][-1] == "up"
-        instances = psutil.Process(process.pid).children(recursive=True)
+def test_ctrl_c_ends_the_wait_for_a_response_and_the_models_of_a_killed_program_end(tmp_path: Path) -> None:
+    code = """
+responses = model.infer(inputs={"COUNT": numpy.array([3], dtype=numpy.int32), "GATE": [GATE]})
+print(next(responses).final, next(responses).final, flush=True)
+try:
+    next(responses)
+except KeyboardInterrupt:
+    responses.cancel()
+    print("interrupted", flush=True)
+time.sleep(1000)
+"""
+    with program(tmp_path, code) as process:
+        assert [line_of(process) for _ in range(3)] == ["token 0", "token 1", "False False"]
+        instances = instances_of(process)
+        process.send_signal(signal.SIGINT)
+        assert line_of(process) == "interrupted"
         process.kill()
-        _, alive = psutil.wait_procs(instances, TIMEOUT_S)
-        assert not alive
+        assert_ended(instances)
 
 
 def test_an_import_of_the_package_loads_nothing_else() -> None:

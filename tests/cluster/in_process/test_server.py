@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import queue
 import threading
@@ -173,6 +174,7 @@ def test_errors_of_a_model_are_raised_or_given(server: slipstream.Server) -> Non
     with pytest.raises(slipstream.InternalError, match="ValueError: on request") as raised:
         only(model.infer(inputs={"HOW": ["raise"]}, request_id="a"))
     response = raised.value.args[1]
+    assert str(raised.value).startswith("Failed to process the request(s) for model 'faulty_0")
     assert (response.request_id, response.final, response.error) == ("a", True, raised.value)
     given = only(model.infer(inputs={"HOW": ["too busy"]}, raise_on_error=False))
     assert isinstance(given.error, slipstream.UnavailableError)
@@ -321,6 +323,38 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None:
         server.start(wait_until_ready=True)
     assert not server.ready()
     server.stop()
+
+
+def test_a_start_that_takes_too_long_is_given_up_waiting_for(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    wait = f"""
+class TritonPythonModel:
+    def initialize(self, args):
+        while not os.path.exists({str(gate)!r}):
+            time.sleep(0.01)
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse() for _ in requests]
+"""
+    output = 'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }'
+    write_model(tmp_path / "models", "slow", output, wait)
+    server = slipstream.Server(model_repository=str(tmp_path / "models"))
+    with pytest.raises(slipstream.UnavailableError, match="Timeout before ready"):
+        server.start(wait_until_ready=True, timeout=0.2)
+    assert not server.ready()
+    gate.touch()
+    server.stop()
+
+
+def test_a_server_that_nothing_refers_to_ends(tmp_path: Path) -> None:
+    write_models(tmp_path, "any")
+    before = set(threading.enumerate())
+    responses = slipstream.Server(model_repository=str(tmp_path)).start().model("any").infer(inputs=two(1))
+    (thread,) = [one for one in threading.enumerate() if one not in before and one.name == "slipstream"]
+    assert only(responses).final
+    del responses
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_several_servers_run_beside_each_other_and_again(tmp_path: Path) -> None:
