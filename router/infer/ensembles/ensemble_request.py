@@ -95,6 +95,7 @@ class EnsembleRequest:
             record.request_id or NO_ID,
             time.monotonic(),
             run.release,
+            parent.tokens,
         )
         active = self._owner.models.submit(request, StepReceiver(self, run))
         self._steps[run] = active

@@ -14,7 +14,7 @@ from slipstream.router.access.caller import ANYBODY
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.generation.answer.answer_format import AnswerHead
 from slipstream.router.api.generation.answer.choice import Choice
-from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest
+from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest, used_by
 from slipstream.router.api.generation.model_lookup import ModelLookup
 from slipstream.router.api.generation.request_preparation import RequestPreparation
 from slipstream.router.api.openai.body.parsing import as_http_error
@@ -81,6 +81,7 @@ class GenerationRun:
                 choice.stream.cancel()  # ends what still runs
             for choice in self._choices:
                 choice.record_end()
+            self._count_tokens()
 
     async def _prepared(self, row: RowRequest, number: int, priority: int) -> GenerationBatch:
         """Raises HttpError."""
@@ -140,6 +141,18 @@ class GenerationRun:
             prefix="",
             hides_stop_token=not batch.body.include_stop_str_in_output,
         )
+
+    def _count_tokens(self) -> None:
+        """For the limits and the usage of the client's API key."""
+        tokens, begin = self._active.request.tokens, 0
+        if tokens is None:
+            return
+        for batch in self._batches:
+            used = used_by(self._choices[begin : begin + batch.num_choices], batch)
+            begin += batch.num_choices
+            tokens.num_prompt += used.num_prompt_tokens
+            tokens.num_cached += used.num_cached_tokens
+            tokens.num_output += used.num_output_tokens
 
     def _taking(self, row: int, index: int) -> Callable[[OutputPart], None]:
         return lambda part: self._take(row, index, part)
