@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.language_backends.settings.engine_settings import TENSORRT_LLM, VLLM, EngineSettings
+from slipstream.router.language_backends.settings.engine_settings import PAGE_TOKENS, TENSORRT_LLM, VLLM, EngineSettings
 from slipstream.router.language_backends.settings.sampling_parameters import READERS, sampling_fields
 from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.model_draft import ModelDraft
@@ -58,10 +58,13 @@ class LanguageSettings:
         known = {*sampling, *SERVING_PARAMETERS, *PATH_PARAMETERS}
         try:
             engine = EngineSettings.of(table, {k: v for k, v in arguments.items() if k not in known})
-            settings = engine.settings if draft.backend != VLLM_BACKEND else with_engines(engine.settings, draft)
+            path = next(filter(None, (path_of(one, folder) for one in asked)), "")
+            settings = with_room(engine.settings, path)
+            if draft.backend == VLLM_BACKEND:
+                settings = with_engines(settings, draft)
             return cls(
                 tuple(asked),
-                next(filter(None, (path_of(one, folder) for one in asked)), ""),
+                path,
                 fault,
                 settings,
                 sampling_fields(sampling),
@@ -75,6 +78,25 @@ class LanguageSettings:
     def warn(self, model: str) -> None:
         if self.ignored:
             log.warning("model %r: without effect here: %s", model, ", ".join(self.ignored))
+
+
+def with_room(settings: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """With a length that fits the pages, where these are fewer than a sequence of the model may fill."""
+    engine = settings.get("engine", {})
+    num_tokens = engine.get("num_pages", 0) * engine.get("page_tokens", PAGE_TOKENS)
+    if not num_tokens or "max_model_len" in engine or num_tokens >= longest_of(path):
+        return settings
+    return {**settings, "engine": {**engine, "max_model_len": num_tokens}}
+
+
+def longest_of(path: str) -> int:
+    """The longest sequence of the model in a folder, 0 if that is not known."""
+    try:
+        config = orjson.loads((Path(path) / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return 0
+    longest = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return longest if isinstance(longest, int) else 0
 
 
 def with_engines(settings: Mapping[str, Any], draft: ModelDraft) -> Mapping[str, Any]:

@@ -185,3 +185,17 @@ def test_a_check_names_what_a_load_would_refuse(tmp_path: Path) -> None:
     assert len(found) == 2, found
     assert found[0].startswith(f"{models}/unknown/1: it is not known which language model serves 'unknown'")
     assert "max_num_seqs cannot be read" in found[1]
+
+
+def test_a_cache_that_is_smaller_than_a_sequence_bounds_the_length(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = """backend: "tensorrtllm"
+            parameters { key: "gpt_model_path" value { string_value: "DIRECTORY" } }
+            parameters { key: "max_tokens_in_paged_kv_cache" value { string_value: "1000" } }"""
+        write_language_model(tmp_path / "models", "chat_llm", config.replace("DIRECTORY", str(MODEL_DIR)))
+        async with language_lab(tmp_path, sources=[], joins=False) as lab:
+            await until(lambda: bool(wanted(lab)))
+            (model,) = wanted(lab)
+            assert model.settings == {"engine": {"num_pages": 63, "max_model_len": 1008}}
+
+    asyncio.run(main())
