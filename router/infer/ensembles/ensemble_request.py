@@ -159,6 +159,7 @@ class EnsembleRequest:
             parent_id=record.request_id or NO_ID,
             received_s=time.monotonic(),
             release=run.release,
+            tokens=parent.tokens,
         )
         active = self._owner.models.submit(request, StepReceiver(self, run))
         self._steps[run] = active
