@@ -97,7 +97,7 @@ class TensorModels:
         models = ModelRepository(config.paths, options_of(config))
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
         cache = ResponseCache.of_size(config.cache_bytes)
-        language_version = self._language_version(front, generations)
+        language_version = self._language_version(front, generations, cache)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._links.watch()))
         factories: dict[str, VersionFactory] = {
             "": partial(EnsembleVersion, EnsembleContext(self.service, cache)),
@@ -155,12 +155,14 @@ class TensorModels:
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
 
-    def _language_version(self, front: Front, service: GenerationService) -> VersionFactory:
+    def _language_version(
+        self, front: Front, service: GenerationService, cache: ResponseCache | None
+    ) -> VersionFactory:
         named = self._config.language_models
         self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
         flow = front.flow
         generations = Generations(flow.lookup, flow.preparation, service, front.counts)
-        return partial(LanguageVersion, LanguageContext(generations, self._links))
+        return partial(LanguageVersion, LanguageContext(generations, self._links, cache))
 
     def _not_started(self, model: WantedModel, reason: str) -> None:
         """The cluster has no workers for a language model of the repository."""

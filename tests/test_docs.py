@@ -25,6 +25,7 @@ FOLDERS = (*PACKAGES, "scripts", "tests", "configs", "docs")
 OTHER_NAMES = {
     "OpenAI",
     "OpenTelemetry",
+    "TensorRT",
     "MessagePack",
     "GenAI",
     "KiB",
