@@ -72,7 +72,7 @@ class TensorModels:
         self._instances_path = instances_path
         self._models = models
         self._links: ModelLinks
-        self.wanted = WantedModels(self._not_started)
+        self.wanted = WantedModels(self._not_started, self._started)
         self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
@@ -163,6 +163,10 @@ class TensorModels:
         flow = front.flow
         generations = Generations(flow.lookup, flow.preparation, service, front.counts)
         return partial(LanguageVersion, LanguageContext(generations, self._links, cache))
+
+    def _started(self) -> None:
+        """The cluster has workers for a language model of the repository, as it is wanted now."""
+        self._links.served()
 
     def _not_started(self, model: WantedModel, reason: str) -> None:
         """The cluster has no workers for a language model of the repository."""
