@@ -31,7 +31,7 @@ class ServerThread:
         self._last = last
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
-        self._changes = threading.Lock()
+        self._changes = threading.RLock()  # the garbage collector may stop it within any call
         self._accepts_calls = True
         self._thread = threading.Thread(target=self._run, name="slipstream", daemon=True)
 
