@@ -13,7 +13,7 @@ import pytest
 import slipstream
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "models" / "slipstream-demo"
-GREEDY = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
+GREEDY = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
