@@ -48,10 +48,10 @@ dynamic_batching { }
 RETRIEVER = """
 backend: "python"
 max_batch_size: 32
-input [ { name: "embedding" data_type: TYPE_FP32 dims: [ %d ] } ]
+input [ { name: "embedding" data_type: TYPE_FP32 dims: [ 9 ] } ]
 output [ { name: "context" data_type: TYPE_STRING dims: [ 1 ] } ]
 dynamic_batching { }
-""" % len(WORDS)
+"""
 BUILDER = """
 backend: "python"
 max_batch_size: 32
