@@ -39,6 +39,8 @@ OTHER_NAMES = {
     "ToolACE",
     "KServe",
     "TritonPythonModel",
+    "PyTorch",
+    "TorchScript",
 }  # no classes of ours
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
