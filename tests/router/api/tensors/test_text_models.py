@@ -239,3 +239,4 @@ async def test_other_names_are_those_of_language_models() -> None:
     async with endpoint_site(models, config) as site:
         status, error = await site.error("/v1/chat/completions", {"model": "other", "messages": HELLO})
         assert (status, error["code"]) == (404, "model_not_found")
+        assert error["message"] == "The model 'other' does not exist; this server has 'rag'."
