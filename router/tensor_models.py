@@ -80,6 +80,7 @@ class TensorModels:
         self.metrics_page: TensorMetricsPage
         self.pool: RegionPool
         self._is_loaded = asyncio.Event()
+        self._endpoints: TensorEndpoints | None = None
         self._failure: Exception | None = None
 
     async def start(
@@ -117,9 +118,10 @@ class TensorModels:
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         if config.endpoints.is_on:
-            front.serve_endpoints(
-                TensorEndpoints(config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s)
+            self._endpoints = TensorEndpoints(
+                config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s
             )
+            front.serve_endpoints(self._endpoints)
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
@@ -207,6 +209,8 @@ class TensorModels:
         finally:
             self._is_loaded.set()
             self.wanted.complete()
+        for problem in self._endpoints.problems() if self._endpoints is not None else ():
+            log.warning("%s", problem)
         if self._config.control_mode == "poll":
             await self.repository.poll()
 
