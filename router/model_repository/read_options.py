@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_repository.backend_directory import BackendDirectory
-from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class ReadOptions:
     def serves(self, backend: str) -> bool:
         return backend in self.backends or self.backend_directory.file_of(backend) is not None
 
-    def executes(self, backend: str) -> bool:
-        """Whether instances compute its models."""
-        return backend in EXECUTED_BY_INSTANCES or self.backend_directory.file_of(backend) is not None
+    def completes(self, backend: str) -> bool:
+        """Whether models of a backend may say what their configuration lacks."""
+        if backend in EXECUTED_BY_INSTANCES or backend in LANGUAGE_BACKENDS:
+            return True
+        return self.backend_directory.file_of(backend) is not None

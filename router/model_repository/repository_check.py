@@ -136,7 +136,7 @@ class ModelCheck:
     def _may_complete_tensors(self, config: ModelConfig) -> bool:
         """Whether the model may set what its inputs and outputs lack: a backend by its file, a Python model by its
         code."""
-        if not self.options.auto_complete or not self.options.executes(config.backend):
+        if not self.options.auto_complete or not self.options.completes(config.backend):
             return False
         if config.backend != PYTHON:
             return True
