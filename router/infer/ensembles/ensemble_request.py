@@ -3,6 +3,7 @@ sum."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -75,6 +76,8 @@ class EnsembleRequest:
             self._owner.counts.failed(active, self._refusal, time.monotonic())
             self._after_event()
             raise self._refusal
+        if not self._run.num_running:  # what is asked for are inputs
+            asyncio.get_running_loop().call_soon(self._settle)
 
     def cancel(self) -> None:
         self._run.cancel()
@@ -175,6 +178,10 @@ class EnsembleRequest:
         if following is not None:
             request, waiting = following
             request.enter_step(waiting)
+
+    def _settle(self) -> None:
+        self._run.settle()
+        self._after_event()
 
     def _after_event(self) -> None:
         if self._active.has_ended and not self._run.num_running:
