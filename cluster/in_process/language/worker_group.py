@@ -62,7 +62,10 @@ class WorkerGroup:
         path.write_text(json.dumps(asdict(self._configs[name])), encoding="utf-8")
         argv = module_command(MODULE, "--config", str(path), "--parent", str(os.getpid()))
         command = LaunchCommand(argv, dict(os.environ))
-        self._processes[name] = InstanceProcess(command, path.with_suffix(".log"), partial(self._ended, name))
+        try:
+            self._processes[name] = InstanceProcess(command, path.with_suffix(".log"), partial(self._ended, name))
+        except OSError as error:
+            self._died(name, f"no process can be started: {error.strerror or error}")
 
     def _restart(self, name: str) -> None:
         self._policies[name].up(self._loop.time())  # one that lives for a while has come up
@@ -76,6 +79,9 @@ class WorkerGroup:
             return
         lines = process.log_tail.strip().splitlines()
         reason = lines[-1] if lines else f"its process has ended with exit code {returncode}"
+        self._died(name, reason)
+
+    def _died(self, name: str, reason: str) -> None:
         log.warning("worker %s has ended: %s", name, reason)
         step = self._policies[name].died(self._loop.time(), reason)
         if isinstance(step, Restart):
