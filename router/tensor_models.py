@@ -73,7 +73,7 @@ class TensorModels:
         self._models = models
         self._links: ModelLinks
         self._language: LanguageContext
-        self.wanted = WantedModels(self._not_started)
+        self.wanted = WantedModels(self._not_started, self._started)
         self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
@@ -81,6 +81,7 @@ class TensorModels:
         self.metrics_page: TensorMetricsPage
         self.pool: RegionPool
         self._is_loaded = asyncio.Event()
+        self._endpoints: TensorEndpoints | None = None
         self._failure: Exception | None = None
 
     async def start(
@@ -118,9 +119,10 @@ class TensorModels:
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         if config.endpoints.is_on:
-            front.serve_endpoints(
-                TensorEndpoints(config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s)
+            self._endpoints = TensorEndpoints(
+                config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s
             )
+            front.serve_endpoints(self._endpoints)
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
@@ -170,6 +172,10 @@ class TensorModels:
         self._language = LanguageContext(generations, self._links, cache)
         return partial(LanguageVersion, self._language)
 
+    def _started(self) -> None:
+        """The cluster has workers for a language model of the repository, as it is wanted now."""
+        self._links.served()
+
     def _not_started(self, model: WantedModel, reason: str) -> None:
         """The cluster has no workers for a language model of the repository."""
         log.error("language model %r cannot be served: %s", model.name, reason)
@@ -209,6 +215,8 @@ class TensorModels:
         finally:
             self._is_loaded.set()
             self.wanted.complete()
+        for problem in self._endpoints.problems() if self._endpoints is not None else ():
+            log.warning("%s", problem)
         if self._config.control_mode == "poll":
             await self.repository.poll()
 

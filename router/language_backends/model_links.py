@@ -76,6 +76,10 @@ class ModelLinks:
         self._failures.append((model, reason))
         self._changed()
 
+    def served(self) -> None:
+        """The cluster serves one of them, as it is wanted now."""
+        self._changed()
+
     async def watch(self) -> None:
         """Looks whether models are served as workers come and go. Runs until it is cancelled."""
         while True:
@@ -96,13 +100,18 @@ class ModelLinks:
 
     async def wait_until_served(self, model: WantedModel) -> None:
         """Raises LoadError."""
-        while not self.serves(model.name):
+        while not (self.serves(model.name) and self._has_followed(model)):
             reason = next((reason for failed, reason in self._failures if failed == model), None)
             if reason is not None:
                 raise LoadError(f"Unavailable: {reason}")
             if self._is_closed:
                 raise LoadError(STOPPING)
             await self._news.wait()
+
+    def _has_followed(self, model: WantedModel) -> bool:
+        """Whether what is served by the name is this model, and not another one that it is to follow."""
+        follows_another = any(link != model for link in self._links.get(model.name, ()))
+        return not follows_another or self._wanted.is_served(model)
 
     def release(self, model: WantedModel) -> None:
         links = self._links[model.name]
