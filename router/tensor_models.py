@@ -72,6 +72,7 @@ class TensorModels:
         self._instances_path = instances_path
         self._models = models
         self._links: ModelLinks
+        self._language: LanguageContext
         self.wanted = WantedModels(self._not_started, self._started)
         self.service = TensorService(config.versions)
         self.server: KServeServer
@@ -154,6 +155,10 @@ class TensorModels:
         self.service.stop_admission()
         self._links.close()
 
+    async def drain(self, deadline_s: float) -> None:
+        """Lets the requests end that language models answer: no other part of the router waits for those over gRPC."""
+        await self._language.drain(deadline_s)
+
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
 
@@ -164,7 +169,8 @@ class TensorModels:
         self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
         flow = front.flow
         generations = Generations(flow.lookup, flow.preparation, service, front.counts)
-        return partial(LanguageVersion, LanguageContext(generations, self._links, cache))
+        self._language = LanguageContext(generations, self._links, cache)
+        return partial(LanguageVersion, self._language)
 
     def _started(self) -> None:
         """The cluster has workers for a language model of the repository, as it is wanted now."""
