@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
@@ -171,7 +172,8 @@ class TensorService:
 def version_status(version: str, share: float, runtime: ServedVersion) -> TensorVersionStatus:
     durations = runtime.recorder.statistics.durations
     success = durations.success
-    return TensorVersionStatus(version, share, success.count, durations.fail.count, success.ns / 1e9)
+    times = replace(runtime.recorder.times)  # as they are now
+    return TensorVersionStatus(version, share, success.count, durations.fail.count, success.ns / 1e9, times)
 
 
 NONE_SERVES: ModelVersions[ServedVersion] = ModelVersions("")
