@@ -298,16 +298,20 @@ class Router:
         """Be unready from now on, so that load balancers send their requests elsewhere. Those that still come are
         served, and their connections closed after the answer."""
         self._is_leaving = True
+        if self.tensors is not None:
+            self.tensors.leave()
         self._server.leave()
 
     async def drain(self, deadline_s: float) -> None:
         """Accept no new requests and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
         self.service.stop_admission()
-        if self.tensors is not None:
-            self.tensors.stop_admission()
         self._end_listening_at_path()
-        await self._server.drain(deadline_s)
+        if self.tensors is None:
+            await self._server.drain(deadline_s)
+            return
+        self.tensors.stop_admission()
+        await asyncio.gather(self._server.drain(deadline_s), self.tensors.drain(deadline_s))
 
     async def stop(self) -> None:
         """End the requests that still run (streams get an error event) and close everything. Safe to call twice."""

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
@@ -37,6 +38,9 @@ from slipstream.router.status.wanted_models import WantedModel, WantedModels
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
+if TYPE_CHECKING:
+    from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
+
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
 BACKENDS = frozenset(("", "python"))  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -45,9 +49,9 @@ log = logging.getLogger(__name__)
 
 
 class TensorModels:
-    """Life cycle: `start`, which begins to load the models; `stop_admission`; and what `start` left in its `cleanup`.
-    `instances_path` is the Unix socket for instances on this host, `instance_host` the address for others; `host` is
-    where all else listens."""
+    """Life cycle: `start`, which begins to load the models; `leave`, `stop_admission` and `drain`; and what `start`
+    left in its `cleanup`. `instances_path` is the Unix socket for instances on this host, `instance_host` the address
+    for others; `host` is where all else listens."""
 
     def __init__(
         self, config: RepositoryConfig, host: str, instance_host: str, token: str, instances_path: Path | None
@@ -65,6 +69,7 @@ class TensorModels:
         self.pool: RegionPool
         self._is_loaded = asyncio.Event()
         self._failure: Exception | None = None
+        self._grpc: GrpcServer | None = None
 
     async def start(self, front: Front, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
@@ -121,8 +126,18 @@ class TensorModels:
         and the limit, all returns to zero when nothing runs."""
         return {**asdict(self.port.ledger), **asdict(self.pool.usage)}
 
+    def leave(self) -> None:
+        """Be unready from now on, by either protocol."""
+        self.repository.leave()
+
     def stop_admission(self) -> None:
+        self.leave()
         self.service.stop_admission()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets the requests that came by gRPC end, for at most `deadline_s`."""
+        if self._grpc is not None:
+            await self._grpc.drain(deadline_s)
 
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
@@ -132,7 +147,7 @@ class TensorModels:
             return None
         from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer  # and with it grpcio
 
-        server = GrpcServer(self._config.grpc, self.server, access, pool, host=self._host)
+        self._grpc = server = GrpcServer(self._config.grpc, self.server, access, pool, host=self._host)
         port = await server.start()
         cleanup.push_async_callback(server.stop, GRPC_GRACE_S)
         return Endpoint(self._config.grpc.host or self._host, port)

@@ -72,7 +72,7 @@ class RepositoryService:
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
         self._stamped: dict[str, ModelStamp] = {}  # when the repository was read last
-        self._is_starting = False
+        self._is_starting = self._is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -159,9 +159,15 @@ class RepositoryService:
             log.warning("models have not ended within %g s: %s", EXIT_TIMEOUT_S, left)
         self._files.shutdown(wait=False)
 
+    def leave(self) -> None:
+        """The server is unready from now on, so that load balancers send their requests elsewhere."""
+        self._is_leaving = True
+
     def is_server_ready(self) -> bool:
         models = self._service.models.values()
-        if self._is_starting or self._loads.num_loading or any(versions.is_loading for versions in models):
+        if self._is_leaving or self._is_starting or self._loads.num_loading:
+            return False
+        if any(versions.is_loading for versions in models):
             return False
         return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
 

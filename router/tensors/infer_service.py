@@ -108,7 +108,7 @@ class RepositoryControl(Protocol):
     """The repository extension. All methods run on the router's event loop. All raise InferError."""
 
     def is_server_ready(self) -> bool:
-        """No load is pending and, with strict readiness, no model has failed."""
+        """No load is pending, the server does not end and, with strict readiness, no model has failed."""
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]: ...
 

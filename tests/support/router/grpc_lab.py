@@ -34,6 +34,7 @@ class GrpcLab:
     pool: RegionPool
     port: int
     channel: grpc.aio.Channel
+    listening: GrpcServer
 
     async def call(
         self, name: str, request: pb.ModelInferRequest, *, metadata: Metadata = (), **options: object
@@ -80,7 +81,7 @@ async def grpc_lab(config: KServeGrpcConfig | None = None, access: Access | None
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
         try:
-            yield GrpcLab(service, server, pool, port, channel)
+            yield GrpcLab(service, server, pool, port, channel, listening)
         finally:
             await channel.close()
             await listening.stop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -22,16 +24,16 @@ COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}  # `grpc_comp
 
 
 class GrpcServer:
-    """Life cycle: `start`, `stop`, both on the router's event loop. `host` is used where the configuration has none;
-    large inputs go to `pool`."""
+    """Life cycle: `start`, `drain` (optional), `stop`, all on the router's event loop. `host` is used where the
+    configuration has none; large inputs go to `pool`."""
 
     def __init__(
         self, config: KServeGrpcConfig, server: KServeServer, access: Access, pool: RegionPool, *, host: str
     ) -> None:
         self._config = config
         self._host = config.host or host
-        acceptor = InferAcceptor(server, access, pool, config.forward_headers)
-        self._table = RpcTable(server, acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
+        self._acceptor = InferAcceptor(server, access, pool, config.forward_headers)
+        self._table = RpcTable(server, self._acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
@@ -50,6 +52,13 @@ class GrpcServer:
         await server.start()
         self._server = server
         return int(bound)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets the requests that run end, for at most `deadline_s`. Others are still answered; the service refuses
+        them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._acceptor.wait_idle()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no new RPCs from now on, lets those that run end for at most `grace_s`, and then cancels them. Safe to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterable
@@ -43,6 +44,14 @@ class InferAcceptor:
         self._reader = InferRequestReader(pool, server.client_regions)
         self._limits = InferLimits(access)
         self._forwarded = re.compile(forward_headers) if forward_headers else None
+        self._num_running = 0
+        self._is_idle = asyncio.Event()
+
+    async def wait_idle(self) -> None:
+        """Until no accepted request runs."""
+        while self._num_running:
+            self._is_idle.clear()
+            await self._is_idle.wait()
 
     def metadata(self, given: Iterable[tuple[str, str | bytes]]) -> RpcMetadata:
         return RpcMetadata(given, self._forwarded)
@@ -66,14 +75,19 @@ class InferAcceptor:
         except HttpError as error:
             raise RpcError.of_access(error) from None
         try:
-            return self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
+            accepted = self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
         except BaseException:
             self._limits.settle(permit, has_failed=True)
             raise
+        self._num_running += 1
+        return accepted
 
     def settle(self, accepted: AcceptedRequest, *, has_failed: bool) -> None:
         """The request has ended."""
         self._limits.settle(accepted.permit, has_failed=has_failed)
+        self._num_running -= 1
+        if not self._num_running:
+            self._is_idle.set()
 
     def _submit(
         self,
