@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.router.access.access import Access
+from slipstream.router.api.kserve.client_settings import ClientSettings
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.log_control import LogControl
@@ -95,6 +96,8 @@ class TensorModels:
             name=config.server_id,
             loaded=self._is_loaded,
         )
+        if explicit_loads is not None:
+            ClientSettings(explicit_loads.folder, self.server).keep()
         self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
