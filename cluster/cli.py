@@ -22,6 +22,7 @@ COMMANDS = {
     "fetch": "slipstream.cluster.commands.fetch_command:fetch_command",
     "history": "slipstream.cluster.commands.history_command:history_command",
     "keys": "slipstream.router.access.keys_command:keys_command",
+    "mirror": "slipstream.cluster.commands.update_commands:mirror_command",
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "models": "slipstream.cluster.commands.models_command:models_command",
     "move": "slipstream.cluster.commands.fleet_commands:move_command",

@@ -19,6 +19,7 @@ from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
@@ -38,6 +39,7 @@ from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
 from slipstream.router.status.repository_status import LOADING, repository_status
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.router.text.encoding import encode_pool
 
@@ -91,8 +93,9 @@ class Router:
         self.front: Front
         self.tensors: TensorModels | None = None
 
-    async def start(self) -> Addresses:
-        """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
+    async def start(self, *, is_embedded: bool = False) -> Addresses:
+        """Listen for clients and workers. Returns the addresses, including ports that the system has chosen. A router
+        that `is_embedded` in another program listens for no clients, and leaves the limits of the process as they are.
 
         Raises FileNotFoundError, TokenizerError or GenerationConfigError if the model directory cannot be used,
         FilesChanged (a ValueError) if its files are those of another version and there is no copy of the right ones,
@@ -105,7 +108,9 @@ class Router:
             await models.read(pool)
             self.service = GenerationService(self._config, models=models.dispatch_configs, token=self._worker_token)
             models.serve_in(self.service)
-            allow_all_files()
+            if not is_embedded:
+                allow_all_files()
+                spare_grpc_threads()
             failover = await loop.run_in_executor(pool, self._find_session)
             if failover is not None:
                 cleanup.callback(failover.close)  # if the start fails; else the server has done it by then
@@ -141,7 +146,7 @@ class Router:
                 failover.keep_listening(sockets, for_workers=True)
             cleanup.push_async_callback(self.service.close)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
-            http_port = await self._server.start()
+            http_port = self._config.http.port if is_embedded else await self._server.start()
             admin_at = await self._start_admin(self.front, cleanup)
             await models.keep_texts()
             self._begin_tasks(cleanup)
@@ -168,6 +173,15 @@ class Router:
         if self.tensors is not None:
             self.tensors.wanted.fail(model, reason)
 
+    def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None:
+        """How the requests to a model of the repository are divided between its versions from now on."""
+        if self.tensors is not None:
+            self.tensors.service.set_versions(model, config)
+
+    def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
+        """How the versions of a model of the repository do; None if there is no such model."""
+        return None if self.tensors is None else self.tensors.service.versions_status(model)
+
     async def serve_until(self, stopped: Awaitable[T]) -> T:
         """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""
         waiting, loading = asyncio.ensure_future(stopped), asyncio.ensure_future(self.wait_loaded())
@@ -184,12 +198,11 @@ class Router:
         """Serves the tensor models, if there is a repository. Raises OSError."""
         if not self._repository.is_on:
             return None
-        spare_grpc_threads()
         from slipstream.router.tensor_models import TensorModels  # and with it protobuf, which others need not have
 
         hosts = (self._config.http.host, self._config.worker_host)
-        self.tensors = TensorModels(self._repository, *hosts, self._worker_token, self._instances_path)
-        addresses = await self.tensors.start(self.front, access, cleanup)
+        self.tensors = TensorModels(self._repository, *hosts, self._worker_token, self._instances_path, self.models)
+        addresses = await self.tensors.start(self.front, self.service, access, cleanup)
         self.front.show_repository(self._repository_status)
         return addresses
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from slipstream.router.catalog.catalog import Catalog, NameTakenError, UnknownNameError
 from slipstream.router.catalog.model_text import ModelText, read_model, served_by
@@ -62,6 +63,14 @@ class RouterModels:
         """The longest sequence that each model allows, where its config says so."""
         longest = {name: self._texts[name].max_positions for name in self._sources}
         return {name: length for name, length in longest.items() if length is not None}
+
+    def directory_of(self, name: str) -> Path:
+        """Where a served model is read from. Raises KeyError."""
+        return self._sources[name].directory
+
+    def name_at(self, directory: Path) -> str | None:
+        """The first model that is read from there."""
+        return next((name for name, one in self._sources.items() if one.directory.resolve() == directory), None)
 
     async def read(self, pool: ThreadPoolExecutor) -> None:
         """Reads what the HTTP side needs of all models and texts of versions. Raises ValueError, OSError."""

@@ -17,15 +17,22 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
+from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
 from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
+from slipstream.router.infer.served_version import VersionFactory
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
+from slipstream.router.language_backends.generation.generation_run import Generations
+from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
+from slipstream.router.language_backends.model_links import ModelLinks
 from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -34,7 +41,7 @@ from slipstream.router.observability.tensor_metrics.tensor_metrics_page import T
 from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
 from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
 from slipstream.router.process.listening import close_all, listening_at
-from slipstream.router.router_models import cancel_and_wait
+from slipstream.router.router_models import RouterModels, cancel_and_wait
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
-BACKENDS = frozenset(("", "python"))  # "": ensembles
+BACKENDS = frozenset(("", *EXECUTED_BY_INSTANCES, *LANGUAGE_BACKENDS))  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
@@ -52,27 +59,39 @@ log = logging.getLogger(__name__)
 class TensorModels:
     """Life cycle: `start`, which begins to load the models; `leave`, `stop_admission` and `drain`; and what `start`
     left in its `cleanup`. `instances_path` is the Unix socket for instances on this host, `instance_host` the address
-    for others; `host` is where all else listens."""
+    for others; `host` is where all else listens. `models` are the language models; those that the repository names are
+    `wanted`."""
 
     def __init__(
-        self, config: RepositoryConfig, host: str, instance_host: str, token: str, instances_path: Path | None
+        self,
+        config: RepositoryConfig,
+        host: str,
+        instance_host: str,
+        token: str,
+        instances_path: Path | None,
+        models: RouterModels,
     ) -> None:
         self._config = config
         self._instance_host = instance_host
         self._host = host
         self._token = token
         self._instances_path = instances_path
-        self.service = TensorService()
-        self.wanted = WantedModels(note_failure)
+        self._models = models
+        self._links: ModelLinks
+        self.wanted = WantedModels(self._not_started)
+        self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
         self.port: InstancePort
+        self.metrics_page: TensorMetricsPage
         self.pool: RegionPool
         self._is_loaded = asyncio.Event()
         self._failure: Exception | None = None
         self._grpc: GrpcServer | None = None
 
-    async def start(self, front: Front, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
+    async def start(
+        self, front: Front, generations: GenerationService, access: Access, cleanup: AsyncExitStack
+    ) -> RepositoryAddresses:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
         pool = self.pool = cleanup.enter_context(RegionPool(config.shared_memory_bytes))
@@ -85,7 +104,12 @@ class TensorModels:
         models = ModelRepository(config.paths, options_of(config))
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
         cache = ResponseCache.of_size(config.cache_bytes)
-        factories = {"": partial(EnsembleVersion, EnsembleContext(self.service, cache))}
+        language_version = self._language_version(front, generations)
+        cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._links.watch()))
+        factories: dict[str, VersionFactory] = {
+            "": partial(EnsembleVersion, EnsembleContext(self.service, cache)),
+            **dict.fromkeys(LANGUAGE_BACKENDS, language_version),
+        }
         self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories, cache)
         cleanup.push_async_callback(self.repository.close)
         self.server = KServeServer(
@@ -101,6 +125,10 @@ class TensorModels:
         self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
+        if config.endpoints.is_on:
+            front.serve_endpoints(
+                TensorEndpoints(config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s)
+            )
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
@@ -136,6 +164,7 @@ class TensorModels:
     def stop_admission(self) -> None:
         self.leave()
         self.service.stop_admission()
+        self._links.close()
 
     async def drain(self, deadline_s: float) -> None:
         """Lets the requests that came by gRPC end, for at most `deadline_s`."""
@@ -144,6 +173,18 @@ class TensorModels:
 
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
+
+    def _language_version(self, front: Front, service: GenerationService) -> VersionFactory:
+        named = self._config.language_models
+        self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
+        flow = front.flow
+        generations = Generations(flow.lookup, flow.preparation, service, front.counts)
+        return partial(LanguageVersion, LanguageContext(generations, self._links))
+
+    def _not_started(self, model: WantedModel, reason: str) -> None:
+        """The cluster has no workers for a language model of the repository."""
+        log.error("language model %r cannot be served: %s", model.name, reason)
+        self._links.failed(model, reason)
 
     async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         if self._config.grpc.port is None:
@@ -157,7 +198,7 @@ class TensorModels:
 
     async def _serve_metrics(self, front: Front, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         config = self._config.metrics
-        page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
+        page = self.metrics_page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
         await page.start()
         cleanup.push_async_callback(page.stop)
         front.serve_tensor_metrics(page.render)
@@ -181,11 +222,6 @@ class TensorModels:
             self.wanted.complete()
         if self._config.control_mode == "poll":
             await self.repository.poll()
-
-
-def note_failure(model: WantedModel, reason: str) -> None:
-    """The cluster has no workers for a language model of the repository."""
-    log.error("language model %r cannot be served: %s", model.name, reason)
 
 
 def options_of(config: RepositoryConfig) -> ReadOptions:

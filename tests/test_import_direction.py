@@ -35,7 +35,7 @@ router/http router/http/failover/holder router/http/failover router/access route
 router/registry router/requests router/status router/tensor_memory
 router/model_repository/config router/model_repository/sources router/model_repository
 router/instances/frames router/instances
-router/infer/requests router/infer router/infer/ensembles
+router/infer/requests router/infer/routing router/infer router/infer/ensembles
 router/observability/explain router/observability/tracing router/observability
 router/observability/tensor_metrics
 router/text/template router/text/memory router/text
@@ -50,8 +50,13 @@ router/api/openai/responses/body router/api/openai/responses/answer router/api/o
 router/api/openai/files router/api/openai/batches
 router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages
 router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/grpc
+router/api/tensors/models router/api/tensors/text router/api/tensors/embeddings
+router/api/tensors/rerank router/api/tensors/chat router/api/tensors/images
+router/api/tensors/audio router/api/tensors
 router/api/anthropic router/api/admin
 router/api/pages
+router/language_backends/settings router/language_backends/generation router/language_backends/forms
+router/language_backends
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
@@ -66,7 +71,7 @@ workers/interface workers/retention workers/engine/kv_cache workers/engine/sched
 workers/process
 workers/backends workers/backends/python/model_api/tensors workers/backends/python/model_api
 workers/backends/python/import_path workers/backends/python/instance/memory workers/backends/python/instance/wire
-workers/backends/python/instance workers/backends/python workers/backends/onnxruntime
+workers/backends/python/instance workers/backends/python workers/backends/onnxruntime workers/backends/pytorch
 workers/backends/hosting workers/instances
 workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
@@ -75,7 +80,10 @@ cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet c
 cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
-cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
+cluster/supervisor/members cluster/supervisor cluster/models
+cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
+cluster/in_process/running cluster/in_process/requests cluster/in_process
+cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim

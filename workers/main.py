@@ -19,6 +19,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.process.log_level import log_level
+from slipstream.workers.backends.python.instance.parent_death import end_with_parent
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 
@@ -26,8 +27,11 @@ from slipstream.workers.telemetry.worker_report import WorkerFailed
 @click.command()
 @click.option("--config", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--rank", type=int, help="Run this rank; the group's address is read from standard input.")
-def main(path: Path, rank: int | None) -> None:
+@click.option("--parent", type=int, help="The process that has started it, with which it is to end.")
+def main(path: Path, rank: int | None, parent: int | None) -> None:
     """Runs one worker group until it is drained."""
+    if parent is not None:
+        end_with_parent(parent)
     try:
         config = TypeAdapter(WorkerConfig).validate_python(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.models_port import ModelsPort
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort, FleetState
 from slipstream.cluster.fleet.model_fleet import Moved
+from slipstream.cluster.fleet.tensor_versions_port import TensorVersionsPort
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.repository.files_watch import FilesWatch
@@ -63,7 +64,8 @@ def one_model(fleet: FleetView, model: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class DriverParts:
     """`tokens` are what callers must present. `decisions` are those of the planner, None if it is not enabled.
-    `files` watch those of each model. `changes` is the history; in tests it is kept in memory."""
+    `files` watch those of each model. `changes` is the history; in tests it is kept in memory. `tensors` are the
+    versions of the models of a repository."""
 
     fleet: FleetView
     state: ClusterState
@@ -74,3 +76,4 @@ class DriverParts:
     files: Mapping[str, FilesWatch] = field(default_factory=dict)
     changes: ChangeLog = field(default_factory=lambda: ChangeLog(None))
     models: ModelsPort | None = None
+    tensors: TensorVersionsPort | None = None

@@ -12,9 +12,12 @@ from pydantic import BaseModel, Field
 from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.fleet.tensor_versions_port import TensorVersionsPort
 from slipstream.cluster.fleet.update_plan import Phase, UpdateOptions
 from slipstream.cluster.update.updater import Updater
 from slipstream.cluster.update.updaters import Updaters
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 
 DEFAULTS = UpdateOptions()
 
@@ -58,6 +61,11 @@ class UpdateQuestion(StrictBody):
 
 class SplitQuestion(StrictBody):
     weights: dict[str, float] = Field(min_length=1, description="Shares by version, of any sum.")
+
+
+class MirrorQuestion(StrictBody):
+    version: str = Field(min_length=1, description="Of a model of the repository: which version gets the copies.")
+    percent: float | None = Field(description="Of the requests that are copied; null: none any more.")
 
 
 class EventAnswer(BaseModel):
@@ -107,15 +115,49 @@ class UpdateAnswer(BaseModel):
             events=[EventAnswer(ago_s=round(now_s - e.at_s, 1), phase=e.phase, text=e.text) for e in status.events],
         )
 
+    @classmethod
+    def of_tensors(cls, status: TensorVersionsStatus, routes: TensorVersionsConfig) -> UpdateAnswer:
+        """Of a model of the repository, which knows no update: its versions are there, and divide the requests."""
+        return cls(is_active=False, line=status.line, old=routes.before, new=routes.only, split=routes.split)
+
 
 ModelName = Annotated[str | None, Query(description="Which model, where the cluster has several.")]
 
 
-def update_routes(updaters: Updaters) -> APIRouter:
-    routes = APIRouter(prefix="/v1/update", tags=["update"])
+class VersionedTensors:
+    """The models of a repository whose versions a call may be about. `port` None: there is no repository."""
 
-    @routes.get("", summary="The update that is under way, or the last one")
+    def __init__(self, port: TensorVersionsPort | None, updaters: Updaters) -> None:
+        self._port = port
+        self._updaters = updaters
+
+    async def of(self, model: str | None) -> tuple[TensorVersionsPort, str] | None:
+        """None: the call is about the updates of a language model. If the repository has one of the same name, that is
+        so while it is updated, and where the repository has one version of it only."""
+        if self._port is None or model is None:
+            return None
+        has_pools = model in self._updaters
+        if has_pools and self._updaters.of(model).is_active:
+            return None
+        status = await self._port.status(model)
+        if status is None or (has_pools and len(status.versions) < 2):
+            return None
+        return self._port, model
+
+    async def answer(self, port: TensorVersionsPort, model: str) -> UpdateAnswer:
+        status = await port.status(model) or TensorVersionsStatus(())
+        return UpdateAnswer.of_tensors(status, port.routes(model))
+
+
+def update_routes(updaters: Updaters, tensors: TensorVersionsPort | None = None) -> APIRouter:
+    """`tensors` are the versions of the models of a repository, if there is one."""
+    routes = APIRouter(prefix="/v1/update", tags=["update"])
+    versioned = VersionedTensors(tensors, updaters)
+
+    @routes.get("", summary="The update that is under way, or the last one; or the versions of a tensor model")
     async def show(model: ModelName = None) -> UpdateAnswer:
+        if (found := await versioned.of(model)) is not None:
+            return await versioned.answer(*found)
         return UpdateAnswer.of(updaters.of(model))
 
     @routes.post("", status_code=202, summary="Update to another model version or configuration")
@@ -127,14 +169,32 @@ def update_routes(updaters: Updaters) -> APIRouter:
         line = f"taken up without an exchange of workers: {', '.join(changed)}"
         return UpdateAnswer(is_active=False, line=line, changed=list(changed), config=question.config)
 
-    @routes.post("/split", status_code=202, summary="Another split while the new version is tried")
+    @routes.post("/split", status_code=202, summary="Another split while a version is tried, or of a tensor model")
     async def split(question: SplitQuestion, caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        if (found := await versioned.of(model)) is not None:
+            port, name = found
+            await port.set_split(name, question.weights, caller)
+            return await versioned.answer(port, name)
         updater = updaters.of(model)
         updater.set_split(question.weights, caller)
         return UpdateAnswer.of(updater)
 
+    @routes.post("/mirror", status_code=202, summary="Copy requests to a version of a tensor model, or end that")
+    async def mirror(question: MirrorQuestion, caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        if (found := await versioned.of(model)) is None:
+            updaters.of(model)
+            reason = "requests to a language model are copied by an update (mirror)"
+            raise FleetError("conflict", "model", reason)
+        port, name = found
+        await port.set_mirror(name, question.version, question.percent, caller)
+        return await versioned.answer(port, name)
+
     @routes.post("/rollback", status_code=202, summary="Back to the version that served before")
     async def rollback(caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        if (found := await versioned.of(model)) is not None:
+            port, name = found
+            await port.roll_back(name, caller)
+            return await versioned.answer(port, name)
         updater = updaters.of(model)
         await updater.roll_back(caller)
         return UpdateAnswer.of(updater)

@@ -34,7 +34,7 @@ def web_server(parts: DriverParts) -> UvicornServer:
     if parts.models is not None:
         routers.append(model_routes(parts.models))
     if parts.updaters is not None:
-        routers.append(update_routes(parts.updaters))
+        routers.append(update_routes(parts.updaters, parts.tensors))
     app = build_app(parts, routers)
     return UvicornServer(
         uvicorn.Config(

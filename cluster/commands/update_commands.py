@@ -1,5 +1,5 @@
-"""The commands `slipstream update`, `split` and `rollback`: change the model version or configuration without a
-pause."""
+"""The commands `slipstream update`, `split`, `mirror` and `rollback`: change the version of a model, or its settings,
+without a pause."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def update_command(
 def split_command(cluster: ClusterChoice, shares: tuple[str, ...], model: str | None, as_json: bool) -> None:
     """Divide new requests between the two versions of a waiting update, as in `slipstream split v1=50 v2=50`.
 
-    Giving everything to the new version lets the update continue.
+    Giving everything to the new version lets the update continue. With --model, also between the versions of a model of
+    the repository, as in `slipstream split 1=90 2=10 --model topics`.
     """
     weights: dict[str, float] = {}
     for share in shares:
@@ -140,6 +141,25 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], model: str | 
         show(cluster.admin_api().post(path_of("/split", model), {"weights": weights}), as_json)
 
 
+@click.command("mirror")
+@click.argument("version")
+@click.option("--percent", type=float, default=100.0, show_default=True, help="How many of the requests are copied.")
+@click.option("--end", is_flag=True, help="Copy no more requests to it.")
+@MODEL
+@changes_a_cluster
+@JSON
+def mirror_command(
+    cluster: ClusterChoice, version: str, percent: float, end: bool, model: str | None, as_json: bool
+) -> None:
+    """Copy requests to VERSION of a model of the repository, unseen by clients, and compare the answers.
+
+    It gets no other requests but those that name it. For a language model: `slipstream update FILE --mirror PERCENT`.
+    """
+    question = {"version": version, "percent": None if end else percent}
+    with exit_on_command_error():
+        show(cluster.admin_api().post(path_of("/mirror", model), question), as_json)
+
+
 @click.command("rollback")
 @takes_name
 @MODEL
@@ -149,7 +169,8 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], model: str | 
 def rollback_command(cluster: ClusterChoice, model: str | None, detach: bool, as_json: bool) -> None:
     """Roll an update back: new requests go to the old version at once, then the new workers are removed.
 
-    After a completed update, update back to the previous version.
+    After a completed update, update back to the previous version. With --model, also for a model of the repository: all
+    requests go to the version that served before the split, and none are copied.
     """
     with exit_on_command_error():
         admin = cluster.admin_api()

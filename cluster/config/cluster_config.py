@@ -53,7 +53,7 @@ class RayConfig:
 @dataclass(frozen=True, slots=True)
 class RestartConfig:
     """A process that dies is restarted after `backoff_s`. Each further death doubles that, up to `backoff_max_s`, but
-    never beyond a quarter of the time for which it had served. After `stable_s` in good health, it starts over. With
+    never beyond a tenth of the time for which it had served. After `stable_s` in good health, it starts over. With
     `standby_router`, a process that has imported the router waits to be the next one."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}

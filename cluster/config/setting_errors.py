@@ -79,16 +79,34 @@ def _too_large(settings: dict[str, Any], at: Key = ()) -> Iterator[tuple[Key, in
 
 
 def settings_at(key: Key) -> list[str]:
-    """The names of the settings that exist below a key; `()` is the top. Elements of a list are named by number."""
+    """The names of the settings that exist below a key; `()` is the top. Elements of a list are named by number, those
+    of a mapping as they are."""
+    at = _type_at(key)
+    return [f.name for f in dataclasses.fields(at)] if dataclasses.is_dataclass(at) else []
+
+
+def _type_at(key: Key) -> Any:
+    """The type of a setting; None for what holds no settings."""
     at: Any = ClusterConfig
     for part in key:
-        elements = typing.get_args(at) if typing.get_origin(at) is tuple else ()
-        at = elements[0] if elements else typing.get_type_hints(at).get(part)
+        origin, arguments = typing.get_origin(at), typing.get_args(at)
+        if origin is tuple:
+            at = arguments[0]
+        elif origin is dict:
+            at = arguments[1]
+        else:
+            at = typing.get_type_hints(at).get(part)
         if isinstance(at, types.UnionType):
             at = next(t for t in at.__args__ if t is not types.NoneType)
-        if not dataclasses.is_dataclass(at) and typing.get_origin(at) is not tuple:
-            return []
-    return [f.name for f in dataclasses.fields(at)] if dataclasses.is_dataclass(at) else []
+        if not dataclasses.is_dataclass(at) and typing.get_origin(at) not in (tuple, dict):
+            return None
+    return at
+
+
+def _has_entries(key: Key) -> bool:
+    """Whether it is a mapping of names to settings."""
+    at = _type_at(key)
+    return typing.get_origin(at) is dict and dataclasses.is_dataclass(typing.get_args(at)[1])
 
 
 def _without(raw: dict[str, Any], key: Key) -> dict[str, Any]:
@@ -195,7 +213,8 @@ def _one_a_key(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     for number, error in enumerate(errors):
         loc = error["loc"]
         parent = tuple(str(part) for part in loc[:-1])
-        if len(parent) < 2 or settings_at(parent) or parent[-1] not in settings_at(parent[:-1]):
+        is_part = settings_at(parent) or _has_entries(parent)
+        if len(parent) < 2 or is_part or parent[-1] not in settings_at(parent[:-1]):
             merged[(number,)] = error
         elif loc[:-1] in merged:
             merged[loc[:-1]]["msg"] += " or " + error["msg"].removeprefix("Input should be ")

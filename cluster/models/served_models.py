@@ -8,6 +8,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.config.served_config import as_plain
 from slipstream.cluster.state.run_state import ClusterState
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 
 
 class ServedModels:
@@ -46,7 +47,7 @@ class ServedModels:
     def update(self, name: str, alone: ClusterConfig) -> None:
         """Takes over what an update has changed of a model. `alone` is its new configuration."""
         if not self.config.models:
-            self._take(alone)
+            self._take(replace(alone, repository=self.config.repository))  # of which no update changes anything
             return
         before = self.entry(name)
         slo = alone.router.dispatch.slo
@@ -54,6 +55,13 @@ class ServedModels:
         (served,) = alone.entries()
         limits = replace(served, weight=before.weight, min_workers=before.min_workers)
         self._exchange(replace(limits, slo=None if keeps_slo else slo))
+
+    def set_tensor_versions(self, model: str, versions: TensorVersionsConfig) -> None:
+        """How the requests to a model of the repository are divided between its versions."""
+        repository = self.config.repository
+        self._take(
+            replace(self.config, repository=replace(repository, versions={**repository.versions, model: versions}))
+        )
 
     def _exchange(self, entry: ModelEntry) -> None:
         entries = [entry if one.name == entry.name else one for one in self.config.entries()]

@@ -11,8 +11,10 @@ from typing import Any
 from slipstream.cluster.supervisor.managed import Managed, PendingChange
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import RouterControl
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 
 PATIENCE_S = 5.0
@@ -110,6 +112,18 @@ class ManagedRouter(Managed[RouterControl]):
         with suppress(OSError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.member.set_aliases(model, aliases)
+
+    async def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None:
+        """Divides the requests to a model of the repository between its versions. The next router does so anyway."""
+        with suppress(OSError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self.member.set_tensor_versions(model, config)
+
+    async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
+        """How the versions of a model of the repository do; None if there is no such model. Raises OSError while there
+        is no router or it does not answer."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.member.tensor_versions(model)
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:
         """The language models that the repository names, once they are others than those that are known. Raises OSError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slipstream.cluster.config.cluster_config import RestartConfig
 
 FIRST_TRIES = 3
-MAX_WAIT_SHARE = 0.25  # of the time for which it had served
+MAX_WAIT_SHARE = 0.1  # of the time for which it had served
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class RestartPolicy:
         starting --cluster_ready--> settled
         starting: any death -> GiveUp           (trying again does not cure a bad model or configuration)
         settled:  death n in a row -> Restart after backoff_s * 2**(n-1), at most backoff_max_s, for ever;
-                  if it has served, after a quarter of that time at most (but not before backoff_s): so what dies
-                  again and again is down for a fifth of the time, while clients wait for it
+                  if it has served, after a tenth of that time at most (but not before backoff_s): so what dies
+                  again and again serves most of the time, while clients wait for it
         settled:  a member that was up for stable_s starts over with n
         added_later, moved: like settled, but FIRST_TRIES deaths before it was ever up -> GiveUp
 

@@ -17,6 +17,9 @@ class Updaters:
     def __iter__(self) -> Iterator[Updater]:
         return iter(list(self._by_model.values()))
 
+    def __contains__(self, model: str) -> bool:
+        return model in self._by_model
+
     def add(self, model: str, updater: Updater) -> None:
         self._by_model[model] = updater
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from slipstream.router.config.endpoints_config import EndpointsConfig
 from slipstream.router.config.kserve_config import KServeGrpcConfig, KServeHttpConfig, TensorMetricsConfig
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 
 ControlMode = Literal["none", "explicit", "poll"]
 ALL_MODELS = "*"
@@ -63,9 +65,14 @@ class RepositoryConfig:
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     # Backend -> setting -> value, as Triton's --backend-config. The backend "" has settings for all.
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
+    # Model -> how its requests are divided between its versions. Others go to the highest version.
+    versions: dict[str, TensorVersionsConfig] = field(default_factory=dict)
+    # Model of the repository -> the language model that answers for it: the name of one of the cluster, or a path.
+    language_models: dict[str, str] = field(default_factory=dict)
     server_id: str = "triton"  # the name in the metadata of the server
     log_verbose: int = 0
     trace: dict[str, str] = field(default_factory=dict)  # settings at the start, named as in the trace extension
+    endpoints: EndpointsConfig = field(default_factory=EndpointsConfig)
     http: KServeHttpConfig = field(default_factory=KServeHttpConfig)
     grpc: KServeGrpcConfig = field(default_factory=KServeGrpcConfig)
     metrics: TensorMetricsConfig = field(default_factory=TensorMetricsConfig)
@@ -83,6 +90,8 @@ class RepositoryConfig:
             object.__setattr__(self, "rate_limit", "off")
         if "" in self.paths:
             raise ValueError("paths must not have an empty path")
+        if self.endpoints.is_on and not self.paths:
+            raise ValueError("endpoints needs paths with the models that they stand for")
         if self.load_models and self.control_mode != "explicit":
             raise ValueError(f"load_models needs control_mode explicit, got {self.control_mode}")
         if ALL_MODELS in self.load_models and len(self.load_models) > 1:

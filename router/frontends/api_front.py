@@ -32,7 +32,7 @@ from slipstream.router.api.session_headers import session_in
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
-from slipstream.router.frontends.tensor_api import TensorApi
+from slipstream.router.frontends.tensor_api import EndpointApi, TensorApi
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.exchange import Handler
 from slipstream.router.http.http_error import ErrorForm, HttpError
@@ -75,9 +75,12 @@ class ApiFront:
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
-        flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
-        ModelPagesOfBothApis(catalog, service, flow.lookup).add_to(self._routes)
-        OpenAiApi(flow, self._access).add_to(self._routes)
+        flow = self.flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
+        self.ping_s = http.sse_ping_s
+        self._model_pages = ModelPagesOfBothApis(catalog, service, flow.lookup)
+        self._model_pages.add_to(self._routes)
+        self._openai = OpenAiApi(flow, self._access)
+        self._openai.add_to(self._routes)
         responses = ResponseStore(self.store)
         generator = ResponseGenerator(flow, responses)
         self.background = BackgroundResponses(
@@ -161,6 +164,12 @@ class ApiFront:
     def serve_tensors(self, api: TensorApi) -> None:
         """Serves the tensor API from now on. To be called before a server is made with `body_places`."""
         self._tensor_api = api
+
+    def serve_endpoints(self, api: EndpointApi) -> None:
+        """Serves tensor models at endpoints of OpenAI's shape from now on."""
+        api.add_to(self._routes)
+        self._model_pages.others = api
+        self._openai.text_models = api
 
     @property
     def body_places(self) -> BodyPlaces | None:

@@ -15,6 +15,7 @@ from slipstream.router.api.pages.pages import InfoPages
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
+from slipstream.router.frontends.tensor_api import EndpointApi
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.infer.requests.request_record import InferHistory
@@ -102,6 +103,11 @@ class Front(ApiFront):
     def serve_tensor_metrics(self, render: Callable[[], bytes]) -> None:
         """Puts Triton's metrics behind the others from now on."""
         self._render_tensor_metrics = render
+
+    def serve_endpoints(self, api: EndpointApi) -> None:
+        """Serves tensor models at endpoints of OpenAI's shape, and shows what they count."""
+        super().serve_endpoints(api)
+        self._page.add(api.counts.families)
 
     def show_tensor_requests(self, history: InferHistory) -> None:
         """Shows the requests to tensor models beside the others, and traces them."""

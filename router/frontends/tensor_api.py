@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
+from slipstream.router.api.openai.other_models import OtherModels, TextModels
 from slipstream.router.http.http_error import ErrorForm
 from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.reader import Request
+from slipstream.router.observability.endpoint_metrics import EndpointCounts
 
 
 class TensorApi(Protocol):
@@ -21,3 +23,11 @@ class TensorApi(Protocol):
     def body_places(self) -> BodyPlaces | None: ...
     def serves(self, path: str) -> bool: ...
     async def __call__(self, request: Request, exchange: ApiExchange) -> None: ...
+
+
+class EndpointApi(OtherModels, TextModels, Protocol):
+    """Endpoints of OpenAI's shape over tensor models."""
+
+    @property
+    def counts(self) -> EndpointCounts: ...
+    def add_to(self, routes: ApiRoutes) -> None: ...

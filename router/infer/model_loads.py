@@ -207,7 +207,7 @@ class ModelLoads:
         """Raises LoadError."""
         circle = self._ensembles.circle_of(ensemble)
         if circle:
-            raise LoadError(f"circular dependency between ensembles: {circle}")
+            raise LoadError(circle)
 
     async def _renew_ensembles(self, loads: LoadPass) -> None:
         """Those of the models that have changed, those of these ensembles, and so on."""

@@ -68,6 +68,7 @@ class RepositoryService:
         context = RuntimeContext(launcher, service, self, options, backend_config=config.backend_config)
         versions = VersionKinds(factories, partial(VersionRuntime, context))
         self._loads = ModelLoads(config, repository, service, versions, cache, self._files)
+        self.exit_timeout_s = EXIT_TIMEOUT_S  # which requests may have to end after `close`
         self._is_local = not any("://" in path for path in config.paths)
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
@@ -129,14 +130,14 @@ class RepositoryService:
         while True:
             await asyncio.sleep(self._config.poll_s)
             try:
-                await self._poll_once()
+                await self.poll_once()
             except RepositoryError as error:
                 log.error("the repository cannot be read: %s", error.cause)
             except Exception:  # the next poll may succeed
                 log.exception("the repository was not polled")
 
-    async def _poll_once(self) -> None:
-        """Raises RepositoryError."""
+    async def poll_once(self) -> None:
+        """Reads the repository again, and loads what has changed. Raises RepositoryError."""
         after = await self._stamps()
         await self._look()
         changes, self._stamped = changes_between(self._stamped, after), after
@@ -147,16 +148,16 @@ class RepositoryService:
 
     async def close(self) -> None:
         """Unloads all models and waits until their requests have ended and their instances are gone, for at most
-        `EXIT_TIMEOUT_S`."""
+        `exit_timeout_s`. Safe to call twice."""
         for task in self._tasks:
             task.cancel()
         try:
-            async with asyncio.timeout(EXIT_TIMEOUT_S):
+            async with asyncio.timeout(self.exit_timeout_s):
                 await asyncio.gather(*(self._loads.unload(name) for name in list(self._service.models)))
                 await asyncio.gather(*(runtime.wait_for_end() for runtime in self._loads.running))
         except TimeoutError:
             left = ", ".join(sorted({runtime.draft.name for runtime in self._loads.running}))
-            log.warning("models have not ended within %g s: %s", EXIT_TIMEOUT_S, left)
+            log.warning("models have not ended within %g s: %s", self.exit_timeout_s, left)
         self._files.shutdown(wait=False)
 
     def leave(self) -> None:
@@ -205,6 +206,20 @@ class RepositoryService:
         if self._explicit_loads is not None:
             await asyncio.get_running_loop().run_in_executor(self._files, self._explicit_loads.unloaded, model)
 
+    async def register(self, folder: str, names_by_folder: Mapping[str, str]) -> None:
+        """Adds a folder or address of models, some of them with other names than those of their folders. Raises
+        InferError."""
+        self._check_registers("registration")
+        register = partial(self._repository.register, folder, names_by_folder)
+        await asyncio.get_running_loop().run_in_executor(self._files, register)
+        await self._look()
+
+    async def unregister(self, folder: str) -> None:
+        """Removes a folder or address; the models that serve go on. Raises InferError."""
+        self._check_registers("unregistration")
+        await asyncio.get_running_loop().run_in_executor(self._files, self._repository.unregister, folder)
+        await self._look()
+
     def control(self, call: ControlCall, link: InstanceLink) -> None:
         """What a model asks for (`load_model`, `unload_model`, `is_model_ready`)."""
         task = asyncio.get_running_loop().create_task(self._answer(call, link))
@@ -233,6 +248,11 @@ class RepositoryService:
         if self._config.control_mode != "explicit":
             message = "explicit model load / unload is not allowed if polling is enabled"
             raise InferError(message, InferErrorCode.UNAVAILABLE)
+
+    def _check_registers(self, what: str) -> None:
+        if self._config.control_mode != "explicit":
+            message = f"repository {what} is not allowed if model control mode is not EXPLICIT"
+            raise InferError(message, InferErrorCode.UNSUPPORTED)
 
     async def _stamps(self) -> dict[str, ModelStamp]:
         return await asyncio.get_running_loop().run_in_executor(self._files, self._repository.stamps)

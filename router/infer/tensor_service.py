@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
 from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
 from slipstream.router.infer.requests.request_record import InferHistory, InferRecord, RequestTraces
+from slipstream.router.infer.routing.model_routes import ModelRoutes
+from slipstream.router.infer.routing.request_mirror import CopyReceiver, OriginalReceiver, Pair, RequestMirror
 from slipstream.router.infer.served_version import ServedVersion
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus, TensorVersionStatus
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
 from slipstream.router.tensors.infer_service import ModelStatistics
@@ -19,10 +23,12 @@ STOPPING = "Server is stopping, scheduler for model has stopped accepting new in
 
 
 class TensorService:
-    """InferService. `models` are those that were ever loaded; the repository's control changes them. `traces` None: no
-    request is traced."""
+    """InferService. `models` are those that were ever loaded; the repository's control changes them. `versions` say how
+    the requests to a model are divided between its versions, where that is not the highest. `traces` None: no request
+    is traced."""
 
-    def __init__(self) -> None:
+    def __init__(self, versions: Mapping[str, TensorVersionsConfig] | None = None) -> None:
+        self.routes = ModelRoutes(versions or {})
         self.models: dict[str, ModelVersions[ServedVersion]] = {}
         self.history = InferHistory(NUM_RECORDS)
         self.traces: RequestTraces | None = None
@@ -46,13 +52,18 @@ class TensorService:
         try:
             if self._is_stopping and not request.parent_id:
                 raise InferError(STOPPING, InferErrorCode.UNAVAILABLE)
-            runtime = self._find(request.model, request.model_version)
+            runtime, reason = self._route(request)
             batch_size = runtime.check.check(request)
-            active = self._activate(request, receiver, runtime, batch_size)
+            pair = self._pair(request, receiver)
+            taken_by = receiver if pair is None else OriginalReceiver(pair)
+            active = self._activate(request, taken_by, runtime, batch_size)
+            active.record.version_reason = reason
             runtime.submit(active)
         except InferError:
             release_inputs(request)
             raise
+        if pair is not None:
+            self._submit_copy(request, pair)
         return active
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
@@ -80,6 +91,59 @@ class TensorService:
             raise unknown(f"'{model}' is not found")
         return versions.find(wanted)
 
+    def _route(self, request: InferRequest) -> tuple[ServedVersion, str]:
+        """The version that serves a request, and why that one, if there was a choice. Raises InferError."""
+        model, versions = request.model, self.models.get(request.model)
+        routes = self.routes.of(model)
+        if routes is None or versions is None or version_of(request.model_version):
+            return self._find(model, request.model_version), ""
+        chosen = routes.choose(request, versions.serving)
+        return self._find(model, chosen.version), chosen.reason
+
+    def _pair(self, request: InferRequest, receiver: ResponseReceiver) -> Pair | None:
+        """Of a request that is to be copied."""
+        mirror = self._mirror_of(request.model)
+        if mirror is None or version_of(request.model_version):
+            return None
+        copied_to = self.models[request.model].serving.get(mirror.version)
+        has_taken = copied_to is not None and mirror.takes(request, copied_to.num_waiting)
+        return mirror.pair(receiver) if has_taken else None
+
+    def _submit_copy(self, request: InferRequest, pair: Pair) -> None:
+        """The inputs are still there: what has taken the original gives nothing back before this returns."""
+        copy = pair.mirror.copy_of(request)
+        try:
+            runtime = self._find(copy.model, copy.model_version)
+            active = self._activate(copy, CopyReceiver(pair), runtime, runtime.check.check(copy))
+            active.record.version_reason = f"a copy of {request.request_id or 'a request'}"
+            runtime.submit(active)
+        except InferError:
+            release_inputs(copy)
+            pair.mirror.refused()
+
+    def _mirror_of(self, model: str) -> RequestMirror | None:
+        routes = self.routes.of(model)
+        return None if routes is None else routes.mirror
+
+    def set_versions(self, model: str, config: TensorVersionsConfig) -> None:
+        """How the requests to a model are divided between its versions from now on."""
+        self.routes.set(model, config)
+
+    def versions_status(self, model: str) -> TensorVersionsStatus | None:
+        """How the versions of a model do; None if it was never loaded."""
+        versions, routes = self.models.get(model), self.routes.of(model)
+        if versions is None:
+            return None
+        serving = versions.serving
+        highest = max(serving, key=int, default="")
+        shares = {highest: 1.0} if routes is None else routes.shares(serving)
+        status = [
+            version_status(version, shares.get(version, 0.0), serving[version]) for version in sorted(serving, key=int)
+        ]
+        return TensorVersionsStatus(
+            tuple(status), None if routes is None or not routes.mirror else routes.mirror.counts
+        )
+
     def _activate(
         self, request: InferRequest, receiver: ResponseReceiver, runtime: ServedVersion, batch_size: int
     ) -> ActiveRequest:
@@ -99,6 +163,12 @@ class TensorService:
         if self.traces is not None and self.traces.takes(request.model):
             record.on_end = self.traces.write
         return ActiveRequest(request, batch_size, receiver=receiver, canceller=runtime.canceller, record=record)
+
+
+def version_status(version: str, share: float, runtime: ServedVersion) -> TensorVersionStatus:
+    durations = runtime.recorder.statistics.durations
+    success = durations.success
+    return TensorVersionStatus(version, share, success.count, durations.fail.count, success.ns / 1e9)
 
 
 NONE_SERVES: ModelVersions[ServedVersion] = ModelVersions("")

@@ -173,6 +173,7 @@ class InstanceLink:
 
     def _lost(self, session: InstanceSession, reason: str) -> None:
         session.end()
+        self._files.forget(files_prefix(self.start.launch))  # it makes new ones for the next connection
         if session is self._session:
             log.info("instance %s on host %s: %s", self.start.name, self.host, reason)
             self._session = None

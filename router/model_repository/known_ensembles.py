@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from slipstream.router.model_repository.model_draft import ModelDraft
 
@@ -34,15 +34,19 @@ class KnownEnsembles:
         return [step for step in ensemble.step_models if step not in named and not self.of(step)]
 
     def circle_of(self, ensemble: str) -> str:
-        """Of one that is a step of itself, perhaps of one of its steps: the way there, as Triton words it. Else ""."""
-        ahead, seen = [ensemble], set[str]()
-        while ahead:
-            current = ahead.pop()
-            draft = self._drafts.get(current)
-            for step in () if draft is None else draft.step_models:
-                if step == ensemble:
-                    return f"{ensemble} -> ... -> {current} -> {ensemble}"
-                if step not in seen:
-                    seen.add(step)
-                    ahead.append(step)
-        return ""
+        return circle_of(ensemble, {name: draft.step_models for name, draft in self._drafts.items()})
+
+
+def circle_of(ensemble: str, steps: Mapping[str, Sequence[str]]) -> str:
+    """Of an ensemble that is a step of itself, perhaps of one of its steps: the way there, as Triton words it. Else "".
+    `steps` are the models of each ensemble."""
+    ahead, seen = [ensemble], set[str]()
+    while ahead:
+        current = ahead.pop()
+        for step in steps.get(current, ()):
+            if step == ensemble:
+                return f"circular dependency between ensembles: {ensemble} -> ... -> {current} -> {ensemble}"
+            if step not in seen:
+                seen.add(step)
+                ahead.append(step)
+    return ""

@@ -49,6 +49,11 @@ class ModelDraft:
         return str(self.message.backend)
 
     @property
+    def input_names(self) -> frozenset[str]:
+        """Those that the configuration has."""
+        return frozenset(str(tensor.name) for tensor in self.message.input)
+
+    @property
     def step_models(self) -> tuple[str, ...]:
         """The models that an ensemble is made of, each once, in the order of its steps."""
         return tuple(dict.fromkeys(step.model_name for step in self.message.ensemble_scheduling.step))

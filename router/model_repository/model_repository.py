@@ -20,9 +20,11 @@ from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError
 from slipstream.router.model_repository.sources.model_folder import ModelFolder
 from slipstream.router.model_repository.sources.remote_source import RemoteSource
+from slipstream.router.model_repository.sources.renamed_source import RenamedSource
 from slipstream.router.model_repository.sources.repository_source import LocalSource, RepositorySource
 from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 
 DEFAULT_OPTIONS = ReadOptions()
 
@@ -32,8 +34,31 @@ class ModelRepository:
 
     def __init__(self, folders: Sequence[str | Path], options: ReadOptions = DEFAULT_OPTIONS) -> None:
         """`folders` are local ones or addresses (s3://, gs://, az://, hf://). Raises ValueError for others."""
-        self.sources = [_source_of(folder, options.cache) for folder in folders]
+        self.sources: list[RepositorySource] = [_source_of(folder, options.cache) for folder in folders]
         self.options = options
+
+    def register(self, folder: str, names_by_folder: Mapping[str, str]) -> None:
+        """Adds a folder or address. Models that `names_by_folder` names are found by another name than that of their
+        folder. Raises InferError."""
+        source = _source_of(folder, self.options.cache)
+        if isinstance(source, LocalSource) and not source.path.is_dir():
+            raise InferError(f"failed to register '{folder}', repository not found")
+        if any(known.place == source.place for known in self.sources):
+            text = f"model repository '{folder}' has already been registered"
+            raise InferError(text, InferErrorCode.ALREADY_EXISTS)
+        for name in names_by_folder.values():
+            if any(self._renames(known, name) for known in self.sources):
+                text = f"failed to register '{name}', there is a conflicting mapping for '{name}'"
+                raise InferError(text, InferErrorCode.ALREADY_EXISTS)
+        self.sources = [*self.sources, RenamedSource(source, dict(names_by_folder)) if names_by_folder else source]
+
+    def unregister(self, folder: str) -> None:
+        """Removes a folder or address. Raises InferError."""
+        place = _source_of(folder, self.options.cache).place
+        left = [source for source in self.sources if source.place != place]
+        if len(left) == len(self.sources):
+            raise InferError(f"failed to unregister '{folder}', repository not found")
+        self.sources = left
 
     def names(self) -> list[str]:
         """All models of the repository, sorted, those that cannot be read included: the index without states. Raises
@@ -86,11 +111,17 @@ class ModelRepository:
             raise RepositoryError(f"failed to poll model '{model}': not unique across all model repositories")
         return found[0]
 
+    @staticmethod
+    def _renames(source: RepositorySource, model: str) -> bool:
+        return isinstance(source, RenamedSource) and source.renames(model)
+
     def _read(self, model: str, path: Path, config_json: str, *, is_temporary: bool = False) -> ModelDraft:
         folder = ModelFolder(path)
         stamp = ModelStamp(folder.times_ns())
         try:
             config = read_config(model, folder, self.options, config_json)
+            if any(self._renames(source, model) for source in self.sources):
+                config.name = model
             raise_first(model_faults(config))
             if not self.options.auto_complete:
                 raise_first(tensor_faults(config))

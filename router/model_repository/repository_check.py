@@ -18,11 +18,14 @@ from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER,
 from slipstream.router.model_repository.config.model_spec_reader import read_spec
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.config_reader import read_config
+from slipstream.router.model_repository.graph_checks import checked_graph
+from slipstream.router.model_repository.known_ensembles import circle_of
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
-from slipstream.router.model_repository.repository_error import AMBIGUOUS
+from slipstream.router.model_repository.repository_error import AMBIGUOUS, LoadError
 from slipstream.router.model_repository.sources.model_folder import ModelFolder
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
+from slipstream.router.tensors.model_spec import ModelSpec
 
 PYTHON = "python"
 COMPLETES = "auto_complete_config"
@@ -44,6 +47,7 @@ class Problem:
 def check_repository(folders: Sequence[str | Path], options: ReadOptions) -> list[Problem]:
     """All problems, in the order of models. Remote models are fetched."""
     problems = []
+    checks: list[ModelCheck] = []
     places: dict[str, list[Path]] = {}
     for source in ModelRepository(folders, options).sources:
         try:
@@ -55,8 +59,27 @@ def check_repository(folders: Sequence[str | Path], options: ReadOptions) -> lis
         if len(paths) > 1:
             problems += [Problem(str(path), "", AMBIGUOUS) for path in paths]
         else:
-            problems += ModelCheck(name, ModelFolder(paths[0]), options, frozenset(places)).problems()
-    return problems
+            checks.append(ModelCheck(name, ModelFolder(paths[0]), options, frozenset(places)))
+            problems += checks[-1].problems()
+    return problems + list(_graph_problems(checks))
+
+
+def _graph_problems(checks: Iterable[ModelCheck]) -> Iterator[Problem]:
+    """Of ensembles whose steps do not fit together, as far as configurations say what their models are."""
+    specs = {check.name: spec for check in checks if (spec := check.spec()) is not None}
+    steps = {name: [step.model for step in spec.steps] for name, spec in specs.items()}
+    for check in checks:
+        spec = specs.get(check.name)
+        if spec is None or not spec.steps or not all(step in specs for step in steps[check.name]):
+            continue
+        text = circle_of(check.name, steps)
+        if not text:
+            try:
+                checked_graph(spec, [specs[step] for step in steps[check.name]])
+            except LoadError as error:
+                text = error.cause
+        if text:
+            yield Problem(str(check.file), "ensemble_scheduling", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +91,16 @@ class ModelCheck:
     options: ReadOptions
     models: frozenset[str]
 
+    def spec(self) -> ModelSpec | None:
+        """The model as its configuration says; None if it is wrong, or the model may complete it."""
+        try:
+            config = read_config(self.name, self.folder, self.options)
+            if self._may_complete_tensors(config) or any(self._config_faults(config)):
+                return None
+            return read_spec(config, "1", ("1",), ModelFiles(self.name, self.folder.path))
+        except (ConfigError, OSError, UnicodeDecodeError):
+            return None
+
     def problems(self) -> list[Problem]:
         try:
             config = read_config(self.name, self.folder, self.options)
@@ -75,16 +108,16 @@ class ModelCheck:
         except ConfigError as error:
             return [self._of(error.fault)]
         except (OSError, UnicodeDecodeError) as error:
-            return [Problem(str(self._file), "", str(error))]
+            return [Problem(str(self.file), "", str(error))]
         found = [self._of(fault) for fault in self._config_faults(config)]
         return [*found, *self._version_problems(config)]
 
     @property
-    def _file(self) -> Path:
+    def file(self) -> Path:
         return self.folder.config_file(self.options.config_name)
 
     def _of(self, fault: ConfigFault) -> Problem:
-        return Problem(str(self._file), fault.field, fault.text)
+        return Problem(str(self.file), fault.field, fault.text)
 
     def _config_faults(self, config: ModelConfig) -> Iterator[ConfigFault]:
         faults = [*name_faults(config, self.name), *model_faults(config)]

@@ -46,9 +46,14 @@ class MetricsPage(Collector):
         self._num_connections = num_connections
         self._access = access
         self._traces = traces
+        self._others: list[Callable[[], Iterable[Metric]]] = []
         self._shown: Sequence[Metric] = ()  # what is being rendered
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def add(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Shows these as well from now on."""
+        self._others.append(families)
 
     async def render(self) -> bytes:
         """In pieces, between which the event loop turns: a model takes 3 ms, and others' tokens must not wait for all
@@ -61,7 +66,8 @@ class MetricsPage(Collector):
                 await asyncio.sleep(0)
         parts = []
         of_store = await store_families(self._store, self._front) if self._store is not None else ()
-        for family in (*merged.values(), *self._of_cluster(), *of_store):
+        others = [family for families in self._others for family in families()]
+        for family in (*merged.values(), *self._of_cluster(), *of_store, *others):
             self._shown = (family,)
             parts.append(generate_latest(self._registry))
             if len(names) > 1:

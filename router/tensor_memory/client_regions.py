@@ -27,6 +27,11 @@ class ClientFile:
         weakref.finalize(self, os.close, self.descriptor)
 
     @property
+    def is_named(self) -> bool:
+        """Its client keeps the file for as long as a request uses it."""
+        return True
+
+    @property
     def num_bytes(self) -> int:
         """How long the file is now: to touch what its owner has cut off would end this process."""
         return self.memory.size()

@@ -28,7 +28,7 @@ class MappedFiles:
     def forget(self, prefix: str) -> None:
         """The process whose files have this prefix is gone."""
         for key in [key for key in self._regions if key.startswith(prefix)]:
-            del self._regions[key]
+            self._regions.pop(key).is_named = False
 
     def _region(self, key: str) -> MappedRegion:
         region = self._regions.pop(key, None)

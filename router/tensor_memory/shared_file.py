@@ -13,13 +13,15 @@ PREFIX = "slipstream-"  # of the names of all our files there
 
 
 class MappedRegion:
-    """A mapped file of shared memory. The mapping lives as long as a view of it does."""
+    """A mapped file of shared memory. The mapping lives as long as a view of it does. `is_named` as long as others can
+    map it by its key."""
 
-    __slots__ = ("_memory", "key", "view")
+    __slots__ = ("_memory", "is_named", "key", "view")
 
     def __init__(self, key: str, memory: mmap.mmap) -> None:
         self.key = key
         self.view = memoryview(memory)
+        self.is_named = True
         self._memory = memory
 
     @property

@@ -14,6 +14,9 @@ class SharedRegion(Protocol):
     def key(self) -> str: ...
     @property
     def view(self) -> memoryview: ...
+    @property
+    def is_named(self) -> bool:
+        """Whether other processes can still map it by its key: not when its owner has ended."""
 
 
 @dataclass(frozen=True, slots=True)

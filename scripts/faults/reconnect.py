@@ -123,7 +123,11 @@ def kill(serving: ServingCluster, probers: dict[str, Prober], port: int) -> dict
 
 
 def measure(folder: Path, num_kills: int, every_s: float) -> list[dict[str, float]]:
-    settings: dict[str, Any] = {"paths": [str(ROOT / "configs" / "repository")], "grpc": {"port": 0}}
+    settings: dict[str, Any] = {
+        "paths": [str(ROOT / "configs" / "repository")],
+        "grpc": {"port": 0},
+        "metrics": {"port": 0},
+    }
     rows = []
     with ServingCluster(folder, {"name": "reconnect", "repository": settings}) as serving:
         (host, http_port), grpc = addresses(serving)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 Config = dict[str, Any]  # a configuration as `GET /v2/models/M/config` shows it
-Arrays = Mapping[str, np.ndarray[Any, Any]]  # by the name of the tensor; elements of BYTES are `bytes` objects
+Arrays = Mapping[str, np.ndarray[Any, Any]]  # by the name of the tensor
 
 
 class BackendError(Exception):
@@ -60,9 +60,13 @@ class LoadedModel(Protocol):
 
     def execute(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
         """Computes one batch: [batch, *dims] of the configuration, or [*dims] where max_batch_size is 0. Returns at
-        least the `wanted` outputs, with the datatypes of the configuration. `inputs` may be read only, and are not
-        valid after the call. An optional input that the requests do not have is missing. Raises BackendError; another
-        exception is a failure of the model, whose text reaches the client."""
+        least the `wanted` outputs, with the datatypes of the configuration. Elements of BYTES are `bytes` (outputs may
+        have `str`), BF16 is an array of uint16 with the bits.
+
+        `inputs` are contiguous. They may be read only, and may lie in memory that others read, so that the model must
+        not write to them; they are not valid after the call. Outputs may show them, and must be valid until the next
+        call. An optional input that the requests do not have is missing. Raises BackendError; another exception is a
+        failure of the model, whose text reaches the client."""
 
     def close(self) -> None:
         """The instance ends."""

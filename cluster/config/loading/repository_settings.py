@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from slipstream.cluster.config.settings_file import Key
+from slipstream.router.config.endpoints_config import ChatEndpoint, EmbeddingsEndpoint, EndpointsConfig, RerankEndpoint
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
 
 PACKAGES = ("grpc", "tritonclient")
+E = TypeVar("E", EmbeddingsEndpoint, RerankEndpoint, ChatEndpoint)
 TLS_FILES = ("cert_file", "key_file", "client_ca_file")
 
 
@@ -27,7 +30,31 @@ def with_absolute_files(config: RepositoryConfig, folder: Path) -> RepositoryCon
     grpc = dataclasses.replace(config.grpc, tls=dataclasses.replace(tls, **files))
     paths = tuple(path if is_address(path) else absolute(path) for path in config.paths)
     downloads = absolute(config.download_folder) if config.download_folder is not None else None
-    return dataclasses.replace(config, paths=paths, grpc=grpc, download_folder=downloads)
+    # What is no folder here may be the name of a model of the cluster, or one of the hub.
+    models = {
+        model: absolute(named) if "/" in named and not is_address(named) and os.path.isdir(absolute(named)) else named
+        for model, named in config.language_models.items()
+    }
+    return dataclasses.replace(
+        config,
+        paths=paths,
+        grpc=grpc,
+        download_folder=downloads,
+        language_models=models,
+        endpoints=with_absolute_tokenizers(config.endpoints, absolute),
+    )
+
+
+def with_absolute_tokenizers(config: EndpointsConfig, absolute: Callable[[str], str]) -> EndpointsConfig:
+    def of(endpoints: dict[str, E]) -> dict[str, E]:
+        return {
+            name: endpoint
+            if endpoint.tokenizer is None
+            else dataclasses.replace(endpoint, tokenizer=absolute(endpoint.tokenizer))
+            for name, endpoint in endpoints.items()
+        }
+
+    return dataclasses.replace(config, embeddings=of(config.embeddings), rerank=of(config.rerank), chat=of(config.chat))
 
 
 def is_address(path: str) -> bool:
@@ -48,6 +75,12 @@ def repository_problems(config: RepositoryConfig) -> Iterator[tuple[Key, str]]:
         problem = _why_no_repository(path)
         if problem is not None:
             yield ("repository", "paths", str(position)), problem
+    for kind, endpoints in config.endpoints.of_kinds().items():
+        for entry, endpoint in endpoints.items():
+            tokenizer = getattr(endpoint, "tokenizer", None)
+            if tokenizer is not None and not Path(tokenizer).is_dir():
+                key_of_entry = "repository", "endpoints", kind, entry, "tokenizer"
+                yield key_of_entry, f"no such directory: {tokenizer}"
     for key in TLS_FILES:
         name = getattr(config.grpc.tls, key)
         if name is not None and not os.access(name, os.R_OK):

@@ -31,6 +31,7 @@ from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.model_repository.repository_error import RepositoryError
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
@@ -38,6 +39,7 @@ from slipstream.router.process.grpc_tuning import spare_grpc_threads
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.router.tensors.infer_error import InferError
@@ -260,6 +262,14 @@ class RouterHost(ProcessHost):
     def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
         """No workers can be started for a language model that the repository names."""
         self._ask(lambda router: router.wanted_model_failed(model, reason))
+
+    def set_tensor_versions(self, model: str, config: ByName[TensorVersionsConfig]) -> None:
+        """How the requests to a model of the repository are divided between its versions."""
+        self._ask(lambda router: router.set_tensor_versions(model, settings_of(config)))
+
+    def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
+        """How the versions of a model of the repository do; None if there is no such model."""
+        return self._ask(lambda router: router.tensor_versions(model))
 
     def ping(self) -> None:
         """Returns when the event loop has answered."""

@@ -31,11 +31,13 @@ from slipstream.cluster.supervisor.members.deployment import Deployment, reachab
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 
@@ -347,6 +349,19 @@ class RouterMember:
     async def versions(self, model: str) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
         found: tuple[VersionStatus, ...] = await self._ask(lambda actor: actor.versions.remote(model))
+        return found
+
+    async def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None:
+        """How the requests to a model of the repository are divided between its versions, in this and in later
+        incarnations."""
+        versions = {**self._repository.versions, model: config}
+        self._repository = dataclasses.replace(self._repository, versions=versions)
+        if self._run is not None:
+            await self._ask(lambda actor: actor.set_tensor_versions.remote(model, by_name(config)))
+
+    async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
+        """How the versions of a model of the repository do; None if there is no such model."""
+        found: TensorVersionsStatus | None = await self._ask(lambda actor: actor.tensor_versions.remote(model))
         return found
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:

@@ -14,15 +14,19 @@ from slipstream.router.api.generation.answer.output import ChoiceOutput, Events
 from slipstream.router.api.generation.answer.output_text import OutputText
 from slipstream.router.api.generation.answer.output_tokens import OutputTokens
 from slipstream.router.api.generation.answer.token_report import ReportedTokens
+from slipstream.router.api.openai.body.sampling import SEED_MASK
 from slipstream.router.api.openai.schema.chat_request import ChatRequest
 from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
-from slipstream.router.protocol.generation import GenerationError
+from slipstream.router.protocol.generation import GenerateRequest, GenerationError, Resumed, Slo
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.text.detokenizer import PieceTable
 
+BACKGROUND_SLO = Slo(
+    ttft_s=3600.0, itl_s=10.0
+)  # of requests without a waiting client: they must not count as served too late
 USUAL_OUTPUT_TOKENS = 1024  # reserved from a rate limit if the request names no length; corrected at its end
 
 
@@ -174,6 +178,43 @@ class GenerationBatch:
         if not body.detokenizes:
             return OutputTokens()
         return OutputText(self.pieces, stops, includes_stop, min_tokens)
+
+    def generation(self, index: int, resumed: Resumed | None = None, *, is_background: bool = False) -> GenerateRequest:
+        """The request to the dispatcher for one choice."""
+        body, received, caller = self.body, self.received, self.received.caller
+        choices_per_prompt = self.choices_per_prompt
+        prompt = self.prompt_of(index)
+        sampling = prompt.sampling
+        if choices_per_prompt > 1:
+            sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
+            if index % choices_per_prompt:  # of the prompt, once is enough
+                sampling = sampling._replace(prompt_logprobs=None)
+        request_id, names = self.ids_of(index)
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_ids=prompt.packed_ids,
+            sampling=sampling,
+            priority=0 if is_background else body.priority or 0,
+            cache_salt=caller.own(body.cache_salt or ""),
+            tenant=received.tenant,
+            weight=caller.weight,
+            names=names,
+            slo=BACKGROUND_SLO if is_background else body.service_level,
+            session=received.session,
+            expected_output_tokens=body.expected_output_tokens,
+            timeout_s=body.timeout_s,
+            choice=index,
+            trace_id=received.trace_id,
+            version=received.version,
+            first_choice=self.ids_of(0)[0] if index else "",
+            wants_record=bool(body.explain),
+            resumed=resumed,
+            model=received.model.name,
+            versions=received.versions,
+            retention=body.retention,
+            keeps_version=received.keeps_version,
+            is_background=is_background,
+        )
 
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
         """The request id of a choice, and its names. The first of several choices is also known by the answer's ids."""

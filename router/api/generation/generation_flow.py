@@ -29,23 +29,19 @@ from slipstream.router.api.generation.model_lookup import ModelLookup, ModelStat
 from slipstream.router.api.generation.preparation_stages import PreparationStages
 from slipstream.router.api.generation.request_preparation import RequestPreparation
 from slipstream.router.api.openai.body.parsing import BodyParser
-from slipstream.router.api.openai.body.sampling import SEED_MASK
 from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
-from slipstream.router.protocol.generation import AdmissionError, Delta, GenerateRequest, Slo
+from slipstream.router.protocol.generation import AdmissionError, Delta, GenerateRequest
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream
 
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
-BACKGROUND_SLO = Slo(
-    ttft_s=3600.0, itl_s=10.0
-)  # of requests without a waiting client: they must not count as served too late
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -264,42 +260,8 @@ class GenerationFlow:
 
     @staticmethod
     def _generation(batch: GenerationBatch, index: int, exchange: ApiExchange) -> GenerateRequest:
-        """The request to the dispatcher for one choice."""
-        body, received, caller = batch.body, batch.received, batch.received.caller
-        is_background = exchange.context.is_background
-        choices_per_prompt = batch.choices_per_prompt
-        prompt = batch.prompt_of(index)
-        sampling = prompt.sampling
-        if choices_per_prompt > 1:
-            sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
-            if index % choices_per_prompt:  # of the prompt, once is enough
-                sampling = sampling._replace(prompt_logprobs=None)
-        request_id, names = batch.ids_of(index)
-        return GenerateRequest(
-            request_id=request_id,
-            prompt_ids=prompt.packed_ids,
-            sampling=sampling,
-            priority=0 if is_background else body.priority or 0,
-            cache_salt=caller.own(body.cache_salt or ""),
-            tenant=received.tenant,
-            weight=caller.weight,
-            names=names,
-            slo=BACKGROUND_SLO if is_background else body.service_level,
-            session=received.session,
-            expected_output_tokens=body.expected_output_tokens,
-            timeout_s=body.timeout_s,
-            choice=index,
-            trace_id=received.trace_id,
-            version=received.version,
-            first_choice=batch.ids_of(0)[0] if index else "",
-            wants_record=bool(body.explain),
-            resumed=exchange.context.checkpoint.resumed(index),
-            model=received.model.name,
-            versions=received.versions,
-            retention=body.retention,
-            keeps_version=received.keeps_version,
-            is_background=is_background,
-        )
+        context = exchange.context
+        return batch.generation(index, context.checkpoint.resumed(index), is_background=context.is_background)
 
 
 def end_begun_stream(exchange: ApiExchange, batch: GenerationBatch, error: HttpError) -> None:

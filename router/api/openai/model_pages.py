@@ -10,6 +10,7 @@ import orjson
 from slipstream.router.access.caller import Caller
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.generation.model_lookup import ModelLookup, ModelStatus
+from slipstream.router.api.openai.other_models import OtherModels
 from slipstream.router.catalog.catalog import Catalog, CatalogEntry
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.reader import Request
@@ -22,6 +23,7 @@ class ModelPages:
         self._catalog = catalog
         self._status = status
         self._lookup = lookup
+        self.others: OtherModels | None = None
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
@@ -39,15 +41,23 @@ class ModelPages:
 
     def cards(self, caller: Caller) -> list[dict[str, Any]]:
         """All that the caller may use, in OpenAI's form."""
-        return [
+        cards = [
             self._card(entry, name)
             for entry in self._catalog
             if caller.may_use(entry.model.name)
             for name in self._names(entry)
         ]
+        if self.others is None:
+            return cards
+        known = {card["id"] for card in cards}
+        return [*cards, *(card for card in self.others.cards(caller) if card["id"] not in known)]
 
     def card_of(self, name: str, caller: Caller) -> dict[str, Any]:
         """That of one name. Raises HttpError."""
+        if self.others is not None and name not in self._catalog:
+            card = next((card for card in self.others.cards(caller) if card["id"] == name), None)
+            if card is not None:
+                return card
         model = self._lookup.of(name, caller, MAX_PRIORITY).model
         return self._card(self._catalog.entry(model.name), name)
 

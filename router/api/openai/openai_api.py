@@ -9,6 +9,7 @@ import orjson
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.generation.generation_flow import GenerationFlow
+from slipstream.router.api.openai.other_models import TextModels
 from slipstream.router.api.openai.schema.chat_request import ChatRequest
 from slipstream.router.api.openai.schema.completion_request import CompletionRequest
 from slipstream.router.api.openai.token_pages import TokenPages
@@ -21,6 +22,7 @@ class OpenAiApi:
     def __init__(self, flow: GenerationFlow, access: Access) -> None:
         self._flow = flow
         self._access = access
+        self.text_models: TextModels | None = None
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
@@ -51,6 +53,8 @@ class OpenAiApi:
         """The next message of a conversation."""
         arrived_s = time.monotonic()
         body = self._flow.parse(request, exchange, ChatRequest)
+        if self.text_models is not None and self.text_models.serves_text(body.model):
+            return await self.text_models.chat(body, exchange)
         received = self._flow.received(body, exchange, arrived_s, "chatcmpl-")
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._flow.preparation.of_chat(received, body))
@@ -59,6 +63,8 @@ class OpenAiApi:
         """The continuation of a text."""
         arrived_s = time.monotonic()
         body = self._flow.parse(request, exchange, CompletionRequest)
+        if self.text_models is not None and self.text_models.serves_text(body.model):
+            return await self.text_models.complete(body, exchange)
         received = self._flow.received(body, exchange, arrived_s, "cmpl-")
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._flow.preparation.of_completion(received, body))

@@ -14,8 +14,8 @@ MAX_PLANS = 64  # that are remembered
 @dataclass(frozen=True, slots=True)
 class GraphStep:
     """One model of an ensemble. `inputs` are pairs: an input of the model, and the tensor of the ensemble. `outputs`
-    has the ensemble's tensor for each output. `dims` are those of the model's inputs, without the batch dimension,
-    which there is if it `batches`."""
+    has the ensemble's tensor for each output. `reads` are the tensors of its inputs, each once. `dims` are those of the
+    model's inputs, without the batch dimension, which there is if it `batches`."""
 
     index: int
     model: str
@@ -23,7 +23,7 @@ class GraphStep:
     inputs: tuple[tuple[str, str], ...]
     outputs: Mapping[str, str]
     requested: tuple[RequestedOutput, ...]
-    tensors_read: frozenset[str]
+    reads: tuple[str, ...]
     dims: Mapping[str, tuple[int, ...]]
     batches: bool
     is_decoupled: bool
@@ -37,7 +37,7 @@ class GraphStep:
             inputs=tuple(step.inputs.items()),
             outputs=step.outputs,
             requested=tuple(RequestedOutput(name) for name in step.outputs),
-            tensors_read=frozenset(step.inputs.values()),
+            reads=tuple(dict.fromkeys(step.inputs.values())),
             dims={tensor.name: tensor.dims for tensor in model.inputs},
             batches=model.max_batch_size > 0,
             is_decoupled=model.is_decoupled,
@@ -84,7 +84,7 @@ class EnsembleGraph:
         needed = self._needed(outputs)
         readers: dict[str, list[GraphStep]] = {}
         for step in needed:
-            for tensor in step.tensors_read:
+            for tensor in step.reads:
                 readers.setdefault(tensor, []).append(step)
         num_reads = {tensor: len(steps) for tensor, steps in readers.items()}
         for name in outputs:
@@ -98,5 +98,5 @@ class EnsembleGraph:
             step = self._writers.get(tensors.pop())
             if step is not None and step.index not in seen:
                 seen.add(step.index)
-                tensors += step.tensors_read
+                tensors += step.reads
         return [step for step in self.steps if step.index in seen]

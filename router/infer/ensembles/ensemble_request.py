@@ -4,7 +4,6 @@ sum."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from slipstream.router.infer.ensembles.held_tensors import SharedLease
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
-from slipstream.router.infer.requests.request_record import InferRecord
+from slipstream.router.infer.requests.request_record import InferRecord, StepRecord
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, nanoseconds
 from slipstream.router.instances.messages import InstanceResponse
 from slipstream.router.tensors.infer_error import InferError
@@ -99,7 +98,7 @@ class EnsembleRequest:
         )
         active = self._owner.models.submit(request, StepReceiver(self, run))
         self._steps[run] = active
-        record.steps.append(active.record)
+        record.steps.append(StepRecord(active.record, step.reads, tuple(step.outputs.values())))
 
     def cancel_step(self, run: StepRun) -> None:
         step = self._steps.get(run)
@@ -150,7 +149,7 @@ class EnsembleRequest:
     def _count_executed(self) -> ComputeTimes:
         """Its times are those of its steps together."""
         active, record = self._active, self._active.record
-        record.compute_s = compute_s_of(record.steps)
+        record.compute_s = compute_s_of(record)
         active.started_s = active.queued_s + queue_s_of(record)
         times = ComputeTimes(*map(nanoseconds, record.compute_s))
         self._owner.counts.executed(active.batch_size, times)
@@ -174,10 +173,10 @@ class StepReceiver:
         self.request.step_failed(self.run, error)
 
 
-def compute_s_of(steps: Iterable[InferRecord]) -> tuple[float, float, float]:
-    """Input, execution and output of all of them. One whose responses come by a sender executes until its end."""
+def compute_s_of(ensemble: InferRecord) -> tuple[float, float, float]:
+    """Input, execution and output of all its steps. One whose responses come by a sender executes until its end."""
     sums = [0.0, 0.0, 0.0]
-    for record in steps:
+    for record in (step.record for step in ensemble.steps):
         if record.compute_s is not None:
             sums = [total + part for total, part in zip(sums, record.compute_s, strict=True)]
         elif record.executions and record.ended_s is not None:
@@ -188,5 +187,5 @@ def compute_s_of(steps: Iterable[InferRecord]) -> tuple[float, float, float]:
 def queue_s_of(record: InferRecord) -> float:
     """How long it has waited, or its steps have."""
     if record.steps:
-        return sum(map(queue_s_of, record.steps))
+        return sum(queue_s_of(step.record) for step in record.steps)
     return record.executions[0].started_s - record.queued_s if record.executions else 0.0

@@ -192,7 +192,7 @@ class EnsembleRun:
         ready: dict[int, GraphStep] = {}
         for name in names:
             for step in self._plan.readers.get(name, ()):
-                if all(tensor in wave.tensors for _, tensor in step.inputs):
+                if all(tensor in wave.tensors for tensor in step.reads):
                     ready[step.index] = step
         for step in ready.values():
             if self._has_ended:
@@ -216,7 +216,7 @@ class EnsembleRun:
             if held.sequence is not None:
                 sequence = held.sequence
         run = StepRun(step, wave, inputs, sequence, lambda: drop_all(leases), batch_size)
-        for tensor_name in step.tensors_read:
+        for tensor_name in step.reads:
             self._was_read(wave, tensor_name)
         self._running[run] = None
         wave.num_running += 1

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
 from slipstream.router.infer.ensembles.ensemble_request import EnsembleRequest, StepModels
-from slipstream.router.infer.ensembles.graph_checks import checked_graph
 from slipstream.router.infer.requests.active_request import ActiveRequest, Canceller
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.infer.requests.request_counts import RequestCounts
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.served_version import ServedVersion
+from slipstream.router.model_repository.graph_checks import checked_graph
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.custom_metrics import CustomFamily

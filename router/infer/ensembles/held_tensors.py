@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from slipstream.router.model_repository.graph_checks import are_compatible
 from slipstream.router.tensors.infer_request import ParameterValue, SequenceFlags
 from slipstream.router.tensors.tensor import Tensor
 
@@ -56,13 +57,6 @@ class HeldTensor:
             elif not batches and not fits and self.batch_size == 1:
                 shape = shape[1:]
         return Tensor(name, tensor.datatype, shape, tensor.data)
-
-
-def are_compatible(dims: tuple[int, ...], others: tuple[int, ...]) -> bool:
-    """Whether two shapes are equal where neither has a wildcard."""
-    return len(dims) == len(others) and all(
-        dim == other or -1 in (dim, other) for dim, other in zip(dims, others, strict=True)
-    )
 
 
 def sequence_parameters(sequence: SequenceFlags) -> dict[str, ParameterValue]:

@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Iterable
 
+from slipstream.router.model_repository.graph_checks import listed
 from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest
@@ -230,7 +231,3 @@ def filled(shape: tuple[int, ...], *, of: tuple[int, ...], values: tuple[int, ..
 
 def quoted(names: Iterable[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
-
-
-def listed(dims: Iterable[int]) -> str:
-    return "[" + ",".join(map(str, dims)) + "]"

@@ -25,7 +25,8 @@ class Execution:
 @dataclass(slots=True, eq=False)
 class InferRecord:
     """Of one request. Times are of `time.monotonic`. `compute_s` are input, execution and output of the last execution,
-    as the instance measured them; those of an ensemble are the sums of its `steps`."""
+    as the instance measured them; those of an ensemble are the sums of its `steps`. `version_reason`: why that version,
+    where there was a choice."""
 
     request_id: str
     client_id: str
@@ -44,7 +45,8 @@ class InferRecord:
     outcome: Outcome = ""
     error: str = ""
     is_cache_hit: bool = False
-    steps: list[InferRecord] = field(default_factory=list)  # the requests of an ensemble to its models
+    version_reason: str = ""
+    steps: list[StepRecord] = field(default_factory=list)
     on_end: Callable[[InferRecord], None] | None = None  # what a traced request is given to
 
     def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:
@@ -52,6 +54,15 @@ class InferRecord:
         self.error = "" if error is None else error.message
         if self.on_end is not None:
             self.on_end(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One request of an ensemble to the model of a step, with the ensemble's tensors that it reads and writes."""
+
+    record: InferRecord
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
 
 
 class RequestTraces(Protocol):

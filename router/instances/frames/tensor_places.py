@@ -19,8 +19,8 @@ Place = list[Any]  # [offset, num_bytes] in the payload, or [key, offset, num_by
 
 class PayloadWriter:
     """Collects the tensors of one frame. Where the other end shares memory, large ones are referred to; those that are
-    not in shared memory yet are copied into leased places. `borrows`: what is put into the payload stays valid until it
-    is sent; else parts of regions are copied."""
+    not in shared memory yet, or in that of a process that has ended, are copied into leased places. `borrows`: what is
+    put into the payload stays valid until it is sent; else parts of regions are copied."""
 
     __slots__ = ("_borrows", "_leases", "_pool", "num_bytes", "parts")
 
@@ -47,7 +47,7 @@ class PayloadWriter:
             num_bytes = len(data)
             part: Payload = data
         elif isinstance(data, RegionSlice):
-            if self._pool is not None:
+            if self._pool is not None and data.region.is_named:
                 return [data.region.key, data.offset, data.num_bytes]
             num_bytes = data.num_bytes
             part = data.view if self._borrows else bytes(data.view)

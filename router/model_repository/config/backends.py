@@ -10,8 +10,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.tensors.infer_error import InferErrorCode
 
+LANGUAGE_BACKENDS = ("vllm", "tensorrtllm")  # whose models are served by workers, not by instances
 ENSEMBLE = "ensemble"  # a platform without a backend
-EXECUTED_BY_INSTANCES = frozenset({"python", "onnxruntime"})
+EXECUTED_BY_INSTANCES = frozenset({"python", "onnxruntime", "pytorch"})
 BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"  # a parameter
 
 

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelQueuePolicy,
 )
 
-from slipstream.router.model_repository.config.backends import ENSEMBLE, backend_faults
+from slipstream.router.model_repository.config.backends import ENSEMBLE, LANGUAGE_BACKENDS, backend_faults
 from slipstream.router.model_repository.config.config_fault import ConfigFault
 from slipstream.router.model_repository.config.ensemble_checks import ensemble_faults
 from slipstream.router.model_repository.config.sequence_checks import sequence_faults
@@ -50,8 +50,8 @@ def name_faults(config: ModelConfig, folder: str) -> Iterator[ConfigFault]:
 
 def instance_faults(config: ModelConfig, devices: Sequence[int]) -> Iterator[ConfigFault]:
     """After the defaults of `set_instance_groups`. `devices` are the GPUs that instances may run on."""
-    if config.HasField("ensemble_scheduling"):
-        return
+    if config.HasField("ensemble_scheduling") or config.backend in LANGUAGE_BACKENDS:
+        return  # none of these instances is started here
     for index, group in enumerate(config.instance_group):
         field = f"instance_group[{index}]"
         subject = f"instance group {group.name} of model {config.name}"

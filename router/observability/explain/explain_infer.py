@@ -3,9 +3,9 @@ how many others, and how it ended. All times are in seconds; a time that has not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from slipstream.router.infer.requests.request_record import Execution, InferRecord
+from slipstream.router.infer.requests.request_record import Execution, InferRecord, StepRecord
 from slipstream.router.observability.explain.explain import Json, moment, since
 
 
@@ -37,6 +37,7 @@ def infer_explanation(record: InferRecord, unix_offset_s: float) -> Json:
     return {
         **infer_summary(record, unix_offset_s),
         "parent_id": record.parent_id or None,
+        "version_reason": record.version_reason or None,
         "is_cache_hit": record.is_cache_hit,
         "timeline": {
             "received": 0.0,
@@ -46,6 +47,7 @@ def infer_explanation(record: InferRecord, unix_offset_s: float) -> Json:
             "ended": since(received_s, record.ended_s),
         },
         "executions": [execution_json(execution, received_s) for execution in record.executions],
+        "steps": [step_json(step, received_s) for step in record.steps],
         "compute": None if compute_s is None else dict(zip(("input_s", "infer_s", "output_s"), compute_s, strict=True)),
         "error": record.error or None,
     }
@@ -54,7 +56,7 @@ def infer_explanation(record: InferRecord, unix_offset_s: float) -> Json:
 def phase_of(record: InferRecord) -> str:
     if record.outcome:
         return "finished"
-    return "executing" if record.executions else "queued"
+    return "executing" if record.executions or record.steps else "queued"
 
 
 def execution_json(execution: Execution, received_s: float) -> Json:
@@ -66,6 +68,28 @@ def execution_json(execution: Execution, received_s: float) -> Json:
     }
 
 
+def step_json(step: StepRecord, received_s: float) -> Json:
+    """A request of an ensemble to one of its models. Times count from the receipt of the ensemble's request."""
+    record = step.record
+    executions, compute_s = record.executions, record.compute_s
+    return {
+        "request_id": record.request_id,
+        "model": record.model,
+        "version": record.version,
+        "reads": list(step.reads),
+        "writes": list(step.writes),
+        "outcome": record.outcome or None,
+        "instance": executions[-1].instance if executions else None,
+        "started_s": since(received_s, record.queued_s),
+        "queue_s": since(record.queued_s, executions[0].started_s) if executions else None,
+        "compute_s": None if compute_s is None else sum(compute_s),
+        "ended_s": since(received_s, record.ended_s),
+        "num_responses": record.num_responses,
+        "is_cache_hit": record.is_cache_hit,
+        "steps": [step_json(inner, received_s) for inner in record.steps],
+    }
+
+
 def infer_text(entry: Json) -> str:
     """The explanation as text."""
     name = f"request {entry['request_id'] or '-'} to {entry['model']}, version {entry['version']}"
@@ -73,19 +97,34 @@ def infer_text(entry: Json) -> str:
     lines.append(f"  received {entry['received_at']}, {entry['num_rows']} rows")
     if entry["parent_id"]:
         lines.append(f"  made by the model that serves request {entry['parent_id']}")
+    if entry["version_reason"]:
+        lines.append(f"  version {entry['version']}: {entry['version_reason']}")
     if entry["is_cache_hit"]:
         lines.append("  answered from the response cache")
     for number, execution in enumerate(entry["executions"], 1):
         batch = f"{execution['batch_requests']} requests, {execution['batch_rows']} rows"
         lines.append(f"  {exact_millis(execution['at_s'])}  execution {number} by {execution['instance']}: {batch}")
+    lines += step_lines(entry["steps"], "  ")
     if entry["compute"] is not None:
         parts = ", ".join(f"{part[:-2]} {exact_millis(took_s)}" for part, took_s in entry["compute"].items())
-        lines.append(f"  the instance took: {parts}")
+        lines.append(f"  {'all steps' if entry['steps'] else 'the instance'} took: {parts}")
     if entry["total_s"] is not None:
         lines.append(f"  {exact_millis(entry['total_s'])}  ended, {entry['num_responses']} responses")
     if entry["error"]:
         lines.append(f"  {entry['error'].rstrip()}")
     return "\n".join(lines) + "\n"
+
+
+def step_lines(steps: Iterable[Json], indent: str) -> Iterator[str]:
+    """The steps of an ensemble, in the order in which they began; those of a nested one below it."""
+    for step in steps:
+        flow = f"{', '.join(step['reads'])} -> {', '.join(step['writes'])}"
+        where = f" by {step['instance']}" if step["instance"] else ""
+        took = f"waited {exact_millis(step['queue_s'])}, took {exact_millis(step['compute_s'])}"
+        took = "answered from the response cache" if step["is_cache_hit"] else took
+        span = f"{exact_millis(step['started_s'])} to {exact_millis(step['ended_s'])}"
+        yield f"{indent}{span}  step {step['model']}:{step['version']} ({flow}){where}: {took}"
+        yield from step_lines(step["steps"], indent + "  ")
 
 
 def infer_listing(entries: Iterable[Json]) -> str:

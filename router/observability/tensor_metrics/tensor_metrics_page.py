@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from slipstream.router.config.kserve_config import TensorMetricsConfig
@@ -40,8 +41,8 @@ class TensorMetricsPage:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
 
-    def render(self) -> bytes:
-        """In Prometheus' text form."""
+    def render(self, more: Sequence[CustomFamily] = ()) -> bytes:
+        """In Prometheus' text form; `more` are families beside those of the models."""
         config = self._config
         lines = MetricLines()
         versions = self._source.version_metrics()
@@ -56,7 +57,7 @@ class TensorMetricsPage:
         if cache is not None:
             _add_cache(lines, cache)
         add_latency_families(lines, versions, [quantile for quantile, _ in config.summary_quantiles], time.monotonic())
-        for family in merged_families(self._source.custom_families()):
+        for family in merged_families((*self._source.custom_families(), *more)):
             _add_custom(lines, family)
         return lines.text()
 

@@ -1,4 +1,5 @@
-"""The model repository that `bench_kserve.py` serves: small Python models, of which some do no work."""
+"""The model repository that `bench_kserve.py` serves: small Python models, of which some do no work, and ensembles of
+three of them, one after the other."""
 
 from __future__ import annotations
 
@@ -56,6 +57,7 @@ class TritonPythonModel:
             for request in requests
         ]
 """
+STEPS = 3
 BATCHING = "max_batch_size: 32\ndynamic_batching { }\n"
 ONE_ROW = "max_batch_size: 1\n"
 MODELS = {
@@ -70,12 +72,41 @@ MODELS = {
         LARGE,
     ),
 }
+ENSEMBLES = {  # name -> the model of which each step has a copy of its own, with its batching
+    "three_steps": ("add_sub", ONE_ROW),
+    "three_steps_batching": ("add_sub_batching", BATCHING),
+    "three_busy_steps": ("busy", BATCHING),
+}
 
 
 def write_repository(folder: Path) -> None:
     """Writes all models below `folder`."""
     for name, (config, code) in MODELS.items():
-        version = folder / name / "1"
-        version.mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text('backend: "python"\n' + config)
-        (version / "model.py").write_text(code)
+        write_model(folder, name, config, code)
+    for name, (model, batching) in ENSEMBLES.items():
+        for step in range(STEPS):
+            write_model(folder, f"{name}_{step}", *MODELS[model])
+        (folder / name / "1").mkdir(parents=True)
+        size = batching.partition("\n")[0]
+        (folder / name / "config.pbtxt").write_text(f'platform: "ensemble"\n{size}\n{FOUR}{steps_of(name)}')
+
+
+def write_model(folder: Path, name: str, config: str, code: str) -> None:
+    version = folder / name / "1"
+    version.mkdir(parents=True)
+    (folder / name / "config.pbtxt").write_text('backend: "python"\n' + config)
+    (version / "model.py").write_text(code)
+
+
+def steps_of(ensemble: str) -> str:
+    """Sum and difference of one step are the inputs of the next."""
+    steps = []
+    for step in range(STEPS):
+        a, b = ("A", "B") if step == 0 else (f"SUM{step}", f"DIFF{step}")
+        total, difference = ("SUM", "DIFF") if step == STEPS - 1 else (f"SUM{step + 1}", f"DIFF{step + 1}")
+        steps.append(
+            f'step {{ model_name: "{ensemble}_{step}" model_version: -1\n'
+            f'input_map {{ key: "A" value: "{a}" }} input_map {{ key: "B" value: "{b}" }}\n'
+            f'output_map {{ key: "SUM" value: "{total}" }} output_map {{ key: "DIFF" value: "{difference}" }} }}\n'
+        )
+    return f"ensemble_scheduling {{\n{''.join(steps)}}}\n"

@@ -49,14 +49,14 @@ def test_a_member_that_was_up_for_a_moment_has_not() -> None:
     assert policy.died(69.9, "killed") == Restart(70.9, 2)
 
 
-def test_what_had_served_waits_no_longer_than_a_quarter_of_that() -> None:
+def test_what_had_served_waits_no_longer_than_a_tenth_of_that() -> None:
     policy = settled()
     for now_s in (0.0, 1.0, 2.0):
         policy.died(now_s, "killed")
     policy.up(10.0)
-    assert policy.died(20.0, "killed") == Restart(22.5, 4)
+    assert policy.died(20.0, "killed") == Restart(21.0, 4)
     policy.up(23.0)
-    assert policy.died(23.1, "killed") == Restart(23.6, 5)  # but not less than the first time
+    assert policy.died(24.0, "killed") == Restart(24.5, 5)  # but not less than the first time
 
 
 def test_being_told_twice_that_it_is_up_does_not_renew_the_time() -> None:

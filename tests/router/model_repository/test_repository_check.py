@@ -33,7 +33,7 @@ def test_a_repository_that_can_be_loaded_has_no_problems(tmp_path: Path) -> None
     write(tmp_path, "D", code="from own import *\n")
     write(tmp_path, "E", code="from own import Model as TritonPythonModel\n")
     write(tmp_path, "F", code="TritonPythonModel = object\n")
-    step = 'step { model_name: "A" input_map { key: "I" value: "A" } output_map { key: "O" value: "B" } }'
+    step = 'step { model_name: "A" input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } }'
     write_model(tmp_path, "G", f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {step} }}')
     assert problems(tmp_path) == []
 
@@ -120,6 +120,29 @@ def test_an_ensemble_of_models_that_are_not_there_is_named(tmp_path: Path) -> No
     ((file, field, text),) = problems(tmp_path)
     assert (file, field) == ("E/config.pbtxt", "ensemble_scheduling.step[0].model_name")
     assert text == "ensemble E contains models that are not available or ambiguous: no"
+
+
+def test_an_ensemble_whose_steps_do_not_fit_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "M", 'backend: "python" ' + TENSORS.replace("TYPE_FP32", "TYPE_INT8"))
+    step = 'step { model_name: "M" input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } }'
+    write_model(tmp_path, "E", f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {step} }}')
+    ((file, field, text),) = problems(tmp_path)
+    assert (file, field) == ("E/config.pbtxt", "ensemble_scheduling")
+    assert text == (
+        "in ensemble E, ensemble tensor A: inconsistent data type: TYPE_FP32 is inferred from model E while TYPE_INT8 "
+        "is inferred from model M"
+    )
+
+
+def test_ensembles_that_are_made_of_each_other_are_named(tmp_path: Path) -> None:
+    step = 'step { model_name: "M" input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } }'
+    for name, other in (("E", "F"), ("F", "E")):
+        steps = step.replace('"M"', f'"{other}"')
+        write_model(tmp_path, name, f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {steps} }}')
+    assert [text for _, _, text in problems(tmp_path)] == [
+        "circular dependency between ensembles: E -> ... -> F -> E",
+        "circular dependency between ensembles: F -> ... -> E -> F",
+    ]
 
 
 def test_a_model_in_two_folders_and_a_folder_that_is_missing_are_named(tmp_path: Path) -> None:

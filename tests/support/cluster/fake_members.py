@@ -16,11 +16,13 @@ from slipstream.cluster.supervisor.managed import ManagedGroup
 from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import Supervisor
+from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
@@ -120,6 +122,10 @@ class FakeRouter(FakeMember):
     async def add_model(self, deployment: Deployment) -> None: ...
     async def set_aliases(self, model: str, aliases: Sequence[str]) -> None: ...
     def forget_model(self, model: str) -> None: ...
+    async def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None: ...
+    async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
+        return None
+
     async def wanted_models(self, known: WantedList | None) -> WantedList:
         await asyncio.Event().wait()
         raise AssertionError("nothing is wanted")

@@ -19,6 +19,7 @@ from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, 
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.tensor_memory.region_pool import RegionPool
@@ -126,7 +127,7 @@ class RepositoryLab:
         """The port and the repository, of the first router or of the next one."""
         self.service = TensorService()
         self.port = InstancePort(InstancePortConfig(TOKEN, self.path), self.pool, self)
-        models = ModelRepository((str(self.folder),), ReadOptions(backends=frozenset(("", "python"))))
+        models = ModelRepository((str(self.folder),), ReadOptions(backends=EXECUTED_BY_INSTANCES | {""}))
         cache = ResponseCache.of_size(self.config.cache_bytes)
         factories = {"": partial(EnsembleVersion, EnsembleContext(self.service, cache))}
         service, port = self.service, self.port
@@ -138,9 +139,10 @@ class RepositoryLab:
 async def repository_lab(
     tmp_path: Path, models: Mapping[str, tuple[str, str]], **settings: Any
 ) -> AsyncIterator[RepositoryLab]:
-    """`models` are configurations and code, by name. At the end nothing of them may be left."""
+    """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already. At
+    the end nothing of them may be left."""
     folder = tmp_path / "models"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
     pool, path = RegionPool(64 << 20), str(tmp_path / "port")
     lab = RepositoryLab(folder, pool, config, path)

@@ -10,9 +10,9 @@ from slipstream.router.api.kserve.http.bodies.json_tensors import as_json, from_
 from slipstream.router.api.kserve.http.call_target import CallTarget
 from slipstream.router.api.kserve.http.infer_calls import RequestMaker
 from slipstream.router.api.kserve.http.large_bodies import body_of
-from slipstream.router.api.kserve.http.response_waiter import ResponseWaiter, release
 from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.response_waiter import ResponseWaiter, release
 from slipstream.router.api.kserve.tensor_places import TensorPlaces
 from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.http.exchange import JSON

@@ -14,10 +14,10 @@ from slipstream.router.api.kserve.http.bodies.infer_body import InferBodyReader
 from slipstream.router.api.kserve.http.bodies.output_form import OutputForm
 from slipstream.router.api.kserve.http.call_target import CallTarget
 from slipstream.router.api.kserve.http.large_bodies import RAW_HEAD_LENGTH, body_of
-from slipstream.router.api.kserve.http.response_waiter import ResponseWaiter, release
 from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.request_parameters import RESERVED_PREFIX
+from slipstream.router.api.kserve.response_waiter import ResponseWaiter, release
 from slipstream.router.api.kserve.tensor_places import TensorPlaces
 from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.http.reader import Request

@@ -8,12 +8,13 @@ from slipstream.router.http.http_error import HttpError
 from slipstream.router.tensors.infer_error import InferError
 
 BEGIN = "/v2"  # of the paths of this API
+OF_OTHERS = frozenset({"/v2/rerank"})  # Cohere's
 NOT_FOUND, NOT_ALLOWED = "Not Found", "Method Not Allowed"
 
 
 def is_of_kserve(path: str) -> bool:
     """Whether a path is one of this API, or may be meant as one."""
-    return path.startswith(BEGIN) and path[len(BEGIN) : len(BEGIN) + 1] in ("", "/")
+    return path.startswith(BEGIN) and path[len(BEGIN) : len(BEGIN) + 1] in ("", "/") and path not in OF_OTHERS
 
 
 def kserve_error(error: HttpError, request_id: str) -> bytes:

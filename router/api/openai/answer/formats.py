@@ -21,7 +21,7 @@ NOTHING_MORE: Mapping[str, Any] = {}
 
 class ChunkFormat:
     """How the chunks of both formats begin and end. `KIND` is the name of their object, and `TEXT_END` ends a choice
-    that consists of text only."""
+    that consists of text only. Where there are no log-probabilities, `names` may be None."""
 
     KIND: ClassVar[str]
     TEXT_END: ClassVar[bytes]
@@ -30,13 +30,13 @@ class ChunkFormat:
     def __init__(
         self,
         answer: AnswerHead,
-        names: LogprobNames,
+        names: LogprobNames | None,
         logprobs: bool,
         include_usage: bool,
         report: TokenReport = NO_REPORT,
     ) -> None:
         self._answer = answer
-        self._names = names
+        self._token_names = names
         self._report = report
         self._new_ids: dict[int, list[int]] = {}  # of the next chunk of each choice
         self._begun: set[int] = set()  # choices that have had their first chunk
@@ -44,6 +44,11 @@ class ChunkFormat:
         self._include_usage = include_usage
         self._head = self._chunk_head()
         self._end_with(b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
+
+    @property
+    def _names(self) -> LogprobNames:
+        assert self._token_names is not None
+        return self._token_names
 
     def add_ids(self, index: int, token_ids: list[int]) -> None:
         """The next chunk of a choice has these tokens."""

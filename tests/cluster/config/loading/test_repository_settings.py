@@ -98,6 +98,35 @@ def test_a_repository_may_stand_beside_models(folder: Path) -> None:
             "repository: {paths: [tensors], grpc: {tls: {cert_file: c.pem}}}",
             "c.yaml:1: repository.grpc.tls.cert_file: and key_file belong together, got 'c.pem' and None",
         ),
+        (
+            "repository: {paths: [tensors], endpoints: {embeddings: {a: {pool: cls}}}}",
+            "c.yaml:1: repository.endpoints.embeddings.a.pool: unknown setting; did you mean pooling?",
+        ),
+        (
+            "repository: {paths: [tensors], endpoints: {embeddings: {a: {inputs: {words: W}}}}}",
+            "c.yaml:1: repository.endpoints.embeddings.a.inputs: must have the keys attention_mask, input_ids, text, "
+            "token_type_ids, got 'words'",
+        ),
+        (
+            "repository: {paths: [tensors], endpoints: {embeddings: {a: {tokenizer: words}}}}",
+            "c.yaml:1: repository.endpoints.embeddings.a.tokenizer: no such directory: ",
+        ),
+        (
+            "repository: {paths: [tensors], endpoints: {embeddings: {a: {}, b: {aliases: [a]}}}}",
+            "c.yaml:1: repository.endpoints.embeddings: has the name 'a' twice",
+        ),
+        (
+            "repository: {paths: [tensors], endpoints: {rerank: {a: {embeddings: b}}}}",
+            "c.yaml:1: repository.endpoints.rerank.a.embeddings: must be one of [], got 'b'",
+        ),
+        (
+            "repository: {paths: [tensors], endpoints: {images: {a: {sizes: [512]}}}}",
+            "c.yaml:1: repository.endpoints.images.a.sizes: must be a valid string, got 512",
+        ),
+        (
+            "repository: {endpoints: {chat: {a: {}}}}",
+            "c.yaml:1: repository.endpoints: needs paths with the models that they stand for",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(folder: Path, text: str, expected: str) -> None:
@@ -107,6 +136,19 @@ def test_a_mistake_is_one_sentence(folder: Path, text: str, expected: str) -> No
 def test_a_bare_off_of_yaml_is_understood(folder: Path) -> None:
     config = loaded(folder, "repository: {paths: [tensors], rate_limit: off}")
     assert config.repository.rate_limit == "off"
+
+
+def test_endpoints_have_tokenizers_relative_to_the_file(folder: Path) -> None:
+    (folder / "words").mkdir()
+    config = loaded(
+        folder,
+        "repository: {paths: [tensors], endpoints: "
+        "{embeddings: {a: {tokenizer: words}}, chat: {a: {}, b: {model: m}}}}",
+    )
+    endpoints = config.repository.endpoints
+    assert endpoints.embeddings["a"].tokenizer == str(folder / "words")
+    assert (endpoints.chat["a"].model, endpoints.chat["b"].model) == ("", "m")
+    assert from_plain(as_plain(config)) == config
 
 
 def test_the_next_driver_goes_on_with_the_same_configuration(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from slipstream.router.api.kserve.http import response_waiter
+from slipstream.router.api.kserve import response_waiter
 from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from tests.support.router.fake_cluster import run

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.router.infer.ensembles.held_tensors import are_compatible
-from slipstream.router.infer.requests.request_check import listed
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.model_spec import EnsembleStep, ModelSpec, TensorSpec
@@ -117,3 +115,15 @@ def _one_stream(name: str, model: str, read: Iterable[str], streams: Mapping[str
         what = f"step of model '{model}' receives inputs originated from different decoupled models"
         raise LoadError(f"in ensemble {name}, {what}")
     return found.pop()
+
+
+def are_compatible(dims: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether two shapes are equal where neither has a wildcard."""
+    return len(dims) == len(others) and all(
+        dim == other or -1 in (dim, other) for dim, other in zip(dims, others, strict=True)
+    )
+
+
+def listed(dims: Iterable[int]) -> str:
+    """A shape as Triton writes it."""
+    return "[" + ",".join(map(str, dims)) + "]"

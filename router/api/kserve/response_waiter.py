@@ -1,4 +1,4 @@
-"""Receives the responses of a request for the handler that waits for them."""
+"""Receives the responses of a request for the coroutine that waits for them."""
 
 from __future__ import annotations
 

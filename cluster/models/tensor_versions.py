@@ -1,0 +1,81 @@
+"""Divides the requests to the models of a repository between their versions (`TensorVersionsPort`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipstream.cluster.fleet.author import Author
+from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.history.change_log import ChangeLog
+from slipstream.cluster.models.served_models import ServedModels
+from slipstream.cluster.state.run_state import StateFile
+from slipstream.cluster.supervisor.managed_router import ManagedRouter
+from slipstream.router.config.tensor_versions_config import TensorMirrorConfig, TensorVersionsConfig
+from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
+
+NO_ROUTES = TensorVersionsConfig()
+Routes = TensorVersionsConfig
+
+
+class TensorVersions:
+    """What has been decided is in the configuration as it is served, so that the next router and the next driver go on
+    with it."""
+
+    def __init__(self, router: ManagedRouter, models: ServedModels, state_file: StateFile, changes: ChangeLog) -> None:
+        self._router = router
+        self._models = models
+        self._state_file = state_file
+        self._changes = changes
+
+    async def status(self, model: str) -> TensorVersionsStatus | None:
+        if not self._models.config.repository.is_on:
+            return None
+        try:
+            return await self._router.tensor_versions(model)
+        except OSError as error:  # TimeoutError is one
+            raise FleetError("unavailable", "model", f"the router does not answer: {error}") from None
+
+    def routes(self, model: str) -> TensorVersionsConfig:
+        return self._models.config.repository.versions.get(model, NO_ROUTES)
+
+    async def set_split(self, model: str, split: dict[str, float], by: Author) -> None:
+        await self._check_serve(model, "split", [version for version, share in split.items() if share > 0])
+        await self._change(model, "split", lambda routes: routes.with_split(split), by)
+
+    async def set_mirror(self, model: str, version: str, percent: float | None, by: Author) -> None:
+        if percent is not None:
+            await self._check_serve(model, "version", [version])
+
+        def changed(routes: Routes) -> Routes:
+            return routes.with_mirror(None if percent is None else TensorMirrorConfig(version, percent))
+
+        await self._change(model, "mirror", changed, by)
+
+    async def roll_back(self, model: str, by: Author) -> None:
+        await self._change(model, "update", Routes.rolled_back, by)
+
+    async def _check_serve(self, model: str, field: str, versions: list[str]) -> None:
+        """A version that does not serve may be a slip of the pen. Raises FleetError."""
+        status = await self.status(model)
+        serving = [] if status is None else [one.version for one in status.versions]
+        for version in versions:
+            if version not in serving:
+                there = ", ".join(serving) or "none"
+                raise FleetError("invalid", field, f"version {version!r} of {model} does not serve; there are: {there}")
+
+    async def _change(self, model: str, field: str, change: Callable[[Routes], Routes], by: Author) -> None:
+        before = self.routes(model)
+        try:
+            now = change(before)
+        except ValueError as error:
+            raise FleetError("conflict" if field == "update" else "invalid", field, str(error)) from None
+        self._models.set_tensor_versions(model, now)
+        self._state_file.write()
+        await self._router.set_tensor_versions(model, now)
+        self._changes.note(by, "split", model, in_words(before), in_words(now), model=model)
+
+
+def in_words(routes: TensorVersionsConfig) -> str:
+    split = ", ".join(f"{version}={share:g}" for version, share in (routes.split or {}).items())
+    mirror = f"{routes.mirror.percent:g} % mirrored to {routes.mirror.version}" if routes.mirror is not None else ""
+    return "; ".join(filter(None, (split or "the highest version", mirror)))
