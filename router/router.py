@@ -210,7 +210,7 @@ class Router:
         assert self.tensors is not None
         repository = self.tensors.repository
         is_ready, ledger = repository.is_server_ready(), self.tensors.ledger
-        return repository_status(repository.index(), repository.unreadable, is_ready=is_ready, ledger=ledger)
+        return repository_status(repository.index(), repository.failures, is_ready=is_ready, ledger=ledger)
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
