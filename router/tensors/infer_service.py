@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, ParameterValue, ResponseReceiver
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
 
@@ -84,8 +85,9 @@ class ModelStatistics:
 class Submission(Protocol):
     """A request under way."""
 
-    def cancel(self) -> None:
-        """The client does not want it any more; `fail` of its receiver comes with CANCELLED unless it has ended."""
+    def cancel(self, because: InferError | None = None) -> None:
+        """`fail` of its receiver comes unless it has ended, with `because`; None: the client does not want it any more,
+        which is CANCELLED."""
 
 
 class InferService(Protocol):

@@ -74,7 +74,7 @@ class EnsembleRequest:
             raise self._refusal
 
     def cancel(self) -> None:
-        self._run.cancel()
+        self._run.cancel(self._active.cancellation)
         self._after_event()
 
     def start_step(self, run: StepRun) -> None:
