@@ -173,6 +173,11 @@ class Router:
         if self.tensors is not None:
             self.tensors.wanted.fail(model, reason)
 
+    def wanted_model_served(self, model: WantedModel) -> None:
+        """The cluster serves a language model as the repository names it."""
+        if self.tensors is not None:
+            self.tensors.wanted.serve(model)
+
     def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None:
         """How the requests to a model of the repository are divided between its versions from now on."""
         if self.tensors is not None:

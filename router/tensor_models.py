@@ -78,7 +78,7 @@ class TensorModels:
         self._instances_path = instances_path
         self._models = models
         self._links: ModelLinks
-        self.wanted = WantedModels(self._not_started)
+        self.wanted = WantedModels(self._not_started, self._started)
         self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
@@ -86,6 +86,7 @@ class TensorModels:
         self.metrics_page: TensorMetricsPage
         self.pool: RegionPool
         self._is_loaded = asyncio.Event()
+        self._endpoints: TensorEndpoints | None = None
         self._failure: Exception | None = None
         self._grpc: GrpcServer | None = None
 
@@ -104,7 +105,7 @@ class TensorModels:
         models = ModelRepository(config.paths, options_of(config))
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
         cache = ResponseCache.of_size(config.cache_bytes)
-        language_version = self._language_version(front, generations)
+        language_version = self._language_version(front, generations, cache)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._links.watch()))
         factories: dict[str, VersionFactory] = {
             "": partial(EnsembleVersion, EnsembleContext(self.service, cache)),
@@ -126,9 +127,10 @@ class TensorModels:
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         if config.endpoints.is_on:
-            front.serve_endpoints(
-                TensorEndpoints(config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s)
+            self._endpoints = TensorEndpoints(
+                config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s
             )
+            front.serve_endpoints(self._endpoints)
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
@@ -174,12 +176,18 @@ class TensorModels:
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
 
-    def _language_version(self, front: Front, service: GenerationService) -> VersionFactory:
+    def _language_version(
+        self, front: Front, service: GenerationService, cache: ResponseCache | None
+    ) -> VersionFactory:
         named = self._config.language_models
         self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
         flow = front.flow
         generations = Generations(flow.lookup, flow.preparation, service, front.counts)
-        return partial(LanguageVersion, LanguageContext(generations, self._links))
+        return partial(LanguageVersion, LanguageContext(generations, self._links, cache))
+
+    def _started(self) -> None:
+        """The cluster has workers for a language model of the repository, as it is wanted now."""
+        self._links.served()
 
     def _not_started(self, model: WantedModel, reason: str) -> None:
         """The cluster has no workers for a language model of the repository."""
@@ -220,6 +228,8 @@ class TensorModels:
         finally:
             self._is_loaded.set()
             self.wanted.complete()
+        for problem in self._endpoints.problems() if self._endpoints is not None else ():
+            log.warning("%s", problem)
         if self._config.control_mode == "poll":
             await self.repository.poll()
 

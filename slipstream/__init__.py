@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 PUBLIC = "slipstream.cluster.in_process.public"
+KSERVE_PACKAGES = ("google", "grpc", "tritonclient")
 PUBLIC_NAMES = frozenset(
     (
         "AlreadyExistsError",
@@ -58,7 +59,13 @@ PUBLIC_NAMES = frozenset(
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC_NAMES:
         raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(PUBLIC), name)
+    try:
+        value = globals()[name] = getattr(importlib.import_module(PUBLIC), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in KSERVE_PACKAGES:
+            raise
+        text = f"slipstream.{name} needs the extra `kserve` (pip install 'slipstream[kserve]'): no {error.name}"
+        raise ModuleNotFoundError(text, name=error.name) from None
     return value
 
 

@@ -10,13 +10,14 @@ import subprocess
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
+from slipstream.router.config.endpoints_config import EndpointConfig, EndpointsConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = ROOT / "docs/design/where.md"
@@ -25,6 +26,7 @@ FOLDERS = (*PACKAGES, "scripts", "tests", "configs", "docs")
 OTHER_NAMES = {
     "OpenAI",
     "OpenTelemetry",
+    "TensorRT",
     "MessagePack",
     "GenAI",
     "KiB",
@@ -38,6 +40,8 @@ OTHER_NAMES = {
     "ToolACE",
     "KServe",
     "TritonPythonModel",
+    "PyTorch",
+    "TorchScript",
 }  # no classes of ours
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -175,3 +179,19 @@ def test_the_page_of_the_configuration_has_every_key_of_an_entry_of_models() -> 
     page = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
     own = {part.name for part in fields(ModelEntry)} - {part.name for part in fields(ServedModelConfig)}
     assert set(re.findall(r"^\| `models\[\]\.(\w+)` \|", page, re.MULTILINE)) == own
+
+
+def test_the_page_of_the_configuration_has_every_key_of_an_endpoint_and_its_default() -> None:
+    page = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+\.\*\.\w+)` \| `(.*?)` \|", page, re.MULTILINE))
+    expected: dict[str, Any] = {}
+    shared = {key: value for key, value in settings(EndpointConfig, "KIND.*.").items() if key != "KIND.*.inputs"}
+    for kind, entries in get_type_hints(EndpointsConfig).items():
+        if kind != "__pydantic_config__":
+            (_, endpoint) = get_args(entries)
+            own = {part.name for part in fields(endpoint)} - {part.name for part in fields(EndpointConfig)} | {"inputs"}
+            expected |= {
+                key: value for key, value in settings(endpoint, f"{kind}.*.").items() if key.split(".")[2] in own
+            }
+    found = {key: yaml.safe_load(value) for key, value in rows.items()}
+    assert found == json.loads(json.dumps(expected | shared))

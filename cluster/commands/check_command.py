@@ -78,7 +78,8 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
             refusals.append(f"{'.'.join(key)}.{of_text.removeprefix('model.')}" if key else of_text)
         elif found.outputs:
             outputs.append(f"{path}: {alone.model.name}: {found.outputs}")
-    of_models = list(map(str, problems_in_repository(config.repository)))
+    served = {entry.name for entry in config.entries()}
+    of_models = list(map(str, problems_in_repository(config.repository, served)))
     is_refused = config.repository.control_mode == "none" and config.repository.exit_on_error
     problems, remarks = (of_models, []) if is_refused else ([], of_models)
     if not refusals and not problems:

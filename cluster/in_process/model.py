@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
 from typing import Any, TypeVar
 
 import orjson
@@ -43,7 +44,12 @@ class Model:
         self.reason = reason
 
     def of_version(self, version: int) -> Model:
-        return self if version == self.version else Model(self._server, self.name, version)
+        """Also while the server stops."""
+        if version == self.version:
+            return self
+        found = copy(self)
+        found.version, found.state, found.reason = version, None, None
+        return found
 
     def create_request(self, **kwargs: Any) -> InferenceRequest:
         """A request to this model; `kwargs` are the fields of InferenceRequest."""

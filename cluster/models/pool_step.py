@@ -13,7 +13,7 @@ any      leaving                    wait until they are gone
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 
 from slipstream.router.status.wanted_models import WantedModel
@@ -38,8 +38,9 @@ class ServedPools:
 
 
 def asked_as(model: WantedModel) -> str:
-    """What is wanted, as text: the next driver compares it."""
-    return json.dumps(asdict(model), sort_keys=True)
+    """What is wanted, as text: the next driver compares it. Aliases come and go without new workers."""
+    settings = {key: value for key, value in model.settings.items() if key != "aliases"}
+    return json.dumps([model.name, model.path, settings], sort_keys=True)
 
 
 def next_step(wanted: WantedModel | None, pools: ServedPools | None, *, is_complete: bool) -> PoolStep:

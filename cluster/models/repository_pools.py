@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -23,6 +23,7 @@ class WantingRouter(Protocol):
     @property
     def ready(self) -> asyncio.Event: ...
     async def wanted_models(self, known: WantedList | None) -> WantedList: ...
+    async def wanted_model_served(self, model: WantedModel) -> None: ...
     async def wanted_model_failed(self, model: WantedModel, reason: str) -> None: ...
 
 
@@ -45,6 +46,8 @@ class PoolControl(Protocol):
         """Returns when they are gone."""
 
     async def until_removed(self, name: str) -> None: ...
+    async def set_aliases(self, aliases: Mapping[str, tuple[str, ...]]) -> None:
+        """Gives models those further names, of which each is there once. What cannot be given is left out."""
 
 
 class RepositoryPools:
@@ -57,6 +60,7 @@ class RepositoryPools:
         self._wanted: dict[str, Want] = {}
         self._is_complete = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._naming = asyncio.Lock()
 
     async def run(self) -> None:
         known: WantedList | None = None
@@ -99,8 +103,12 @@ class RepositoryPools:
                         log.warning("the pools of %s cannot be removed: %s", name, error.reason)
                         return
                     await self._report(model, error.reason)
+                    done = want
+                    continue
+                await self._set_aliases()
                 if step is not PoolStep.AWAIT_END:
                     done = want
+                    await self._tell(model)
         except Exception:  # a fault of this program in the pools of one model leaves the others alone
             log.exception("the pools of %s are left as they are", name)
         finally:
@@ -117,6 +125,24 @@ class RepositoryPools:
             await self._pools.add(model)
         elif model is not None:
             await self._pools.exchange(model)
+
+    async def _set_aliases(self) -> None:
+        """Those of the models that are served for the repository: the latest want of an alias counts."""
+        async with self._naming:
+            owners = {
+                alias: want.model.name
+                for want in sorted(self._wanted.values(), key=lambda want: want.number)
+                for alias in want.model.aliases
+            }
+            served = [name for name in self._wanted if (pools := self._pools.of(name)) is not None and pools.asked]
+            await self._pools.set_aliases(
+                {name: tuple(alias for alias, owner in owners.items() if owner == name) for name in served}
+            )
+
+    async def _tell(self, model: WantedModel | None) -> None:
+        if model is not None:
+            with suppress(OSError):
+                await self._router.wanted_model_served(model)
 
     async def _report(self, model: WantedModel, reason: str) -> None:
         log.warning("model %s of the repository cannot be served: %s", model.name, reason)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import urllib.parse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from slipstream.cluster.config.settings_file import ConfigError
@@ -21,6 +22,8 @@ from slipstream.cluster.sizing.chosen_entry import chosen_entry
 from slipstream.cluster.sizing.machine_facts import read_machine
 from slipstream.cluster.state.run_state import StateFile
 from slipstream.router.status.wanted_models import WantedModel
+
+log = logging.getLogger(__name__)
 
 OWNERS = 0o600  # the mode of a file that only its owner can read: there may be secrets in an address
 
@@ -67,12 +70,12 @@ class WantedPools:
         updater = self._services.updaters.of(model.name)
         await updater.until_idle()
         try:
-            await updater.begin(path, UpdateOptions(), REPOSITORY)
+            await updater.begin(path, UpdateOptions(), REPOSITORY, may_be_same=True)
         except FleetError as error:
             raise FleetError(error.kind, error.field, without_place(path, error.reason)) from None
-        event = await updater.until_idle()
-        if event is not None and event.phase != "done":
-            raise FleetError("unavailable", "update", event.text)
+        await updater.until_idle()
+        if updater.status is not None and updater.status.phase != "done":
+            raise FleetError("unavailable", "update", updater.status.reason or updater.status.line)
         self._state_file.state.of_model(model.name).asked = asked_as(model)
         self._state_file.write()
 
@@ -85,6 +88,22 @@ class WantedPools:
 
     async def until_removed(self, name: str) -> None:
         await self._admin.until_removed(name)
+
+    async def set_aliases(self, aliases: Mapping[str, tuple[str, ...]]) -> None:
+        """Names that operators have given to these models stay."""
+        entries = {entry.name: entry for entry in self._models.config.entries()}
+        managed = {alias for own in aliases.values() for alias in own}
+        now = {name: entries[name].aliases for name in aliases if name in entries}
+        own = {name: [one for one in before if one not in managed] for name, before in now.items()}
+        kept = {name: [*own[name], *(one for one in now[name] if one in aliases[name])] for name in now}
+        full = {name: [*own[name], *(one for one in aliases[name] if one not in entries)] for name in now}
+        for wanted in (kept, full):  # what one model loses, another one may get
+            for name, names in wanted.items():
+                if set(names) != set(self._models.entry(name).aliases):
+                    try:
+                        await self._admin.set_aliases(name, names, REPOSITORY)
+                    except FleetError as error:
+                        log.warning("%s is not called %s: %s", name, ", ".join(names), error.reason)
 
     def _write(self, model: WantedModel) -> Path:
         """Writes the entry of a model, with the pools that are chosen for it. Blocks. Raises FleetError."""

@@ -27,7 +27,8 @@ def chosen_entry(
     model: WantedModel, machine: MachineFacts, max_workers: int | None, files: ModelFiles, cache: ModelCacheConfig
 ) -> str:
     """A file for `slipstream models add`: the pools that `slipstream serve MODEL` would choose, as far as `max_workers`
-    goes (None: any number), with the model's own settings in the place of those. Raises ConfigError."""
+    goes (None: any number), with the model's own settings in the place of those. Further names come later, when they
+    are free. Raises ConfigError."""
     try:
         url = WeightsUrl.parse(model.path)
         directory = Path(model.path) if url is None else files.local(url, None, cache)[0]
@@ -38,7 +39,8 @@ def chosen_entry(
     pools = settings_of(within(choice, max_workers), named)
     entry = {"path": model.path, "name": model.name} | {key: pools[key] for key in POOLS}
     lines = [f"# Chosen by Slipstream for a model of the repository, on {machine_in_words(machine)}.", ""]
-    return "\n".join(lines) + yaml.safe_dump(laid_over(entry, model.settings), sort_keys=False, allow_unicode=True)
+    merged = laid_over(entry, {key: value for key, value in model.settings.items() if key != "aliases"})
+    return "\n".join(lines) + yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
 
 
 def within(choice: SizingChoice, max_workers: int | None) -> SizingChoice:

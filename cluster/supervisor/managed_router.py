@@ -130,6 +130,11 @@ class ManagedRouter(Managed[RouterControl]):
         if there is no router any more."""
         return await self.member.wanted_models(known)
 
+    async def wanted_model_served(self, model: WantedModel) -> None:
+        """Tells the router that workers serve a model as its repository names it. Raises OSError."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.member.wanted_model_served(model)
+
     async def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
         """Tells the router that there will be no workers for a model that its repository names. Raises OSError."""
         async with asyncio.timeout(PATIENCE_S):

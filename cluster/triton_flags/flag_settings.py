@@ -9,7 +9,12 @@ from slipstream.cluster.triton_flags.flag import FlagError, FlagValue
 from slipstream.cluster.triton_flags.flag_table import BY_NAME, FLAGS
 
 Settings = dict[str, Any]
-BACKEND_SETTINGS = ("python,python-runtime",)  # that have an effect
+BACKEND_SETTINGS = (  # that have an effect
+    "python,python-runtime",
+    "onnxruntime,default-max-batch-size",
+    "onnxruntime,intra_op_thread_count",
+    "onnxruntime,inter_op_thread_count",
+)
 LATENCIES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 GRPC_RESTRICTION = "triton-grpc-protocol-"  # before the header's name that a flag gives
 TRACE_SETTINGS = {
@@ -50,7 +55,7 @@ def remarks_about(given: Mapping[str, Sequence[FlagValue]]) -> Iterator[str]:
     for value in map(str, given.get("backend-config", ())):
         setting = value.partition("=")[0].strip()
         if setting not in BACKEND_SETTINGS:
-            yield f"--backend-config {setting} has no effect: the backends here have other settings"
+            yield f"--backend-config {setting} has no effect: no backend here has this setting"
 
 
 def _put(settings: Settings, key: str, value: Any) -> None:

@@ -117,22 +117,25 @@ class Updater:
             step=f"{machine.num_steps_begun} of {len(plan.options.shares)}" if plan.options.steps else "",
         )
 
-    async def begin(self, path: Path, options: UpdateOptions, by: Author = OPERATOR) -> tuple[str, ...]:
+    async def begin(
+        self, path: Path, options: UpdateOptions, by: Author = OPERATOR, *, may_be_same: bool = False
+    ) -> tuple[str, ...]:
         """Begins an update to the configuration at `path`, and returns the keys that differ. If only sizes or settings
-        of the router differ, everything is done when this returns. Raises FleetError; then nothing has changed."""
+        of the router differ, everything is done when this returns. Raises FleetError; then nothing has changed. That
+        nothing differs is a mistake, unless it `may_be_same`."""
         self._check_idle()
         self._is_reading = True
         try:
-            return await self._begin(path, options, by)
+            return await self._begin(path, options, by, may_be_same=may_be_same)
         finally:
             self._is_reading = False
 
-    async def _begin(self, path: Path, options: UpdateOptions, by: Author) -> tuple[str, ...]:
+    async def _begin(self, path: Path, options: UpdateOptions, by: Author, *, may_be_same: bool) -> tuple[str, ...]:
         try:
             config = await asyncio.to_thread(self._load, path)
         except ConfigError as error:
             raise FleetError("invalid", "config", str(error)) from None
-        return await self._begin_with(config, path, options, by)
+        return await self._begin_with(config, path, options, by, may_be_same=may_be_same)
 
     async def begin_version(self, folder: Path, options: UpdateOptions, by: Author) -> tuple[str, ...]:
         """Begins an update to the numbered folder of another version, with the configuration as it is. Raises
@@ -160,7 +163,7 @@ class Updater:
         return folder if is_numbered else None
 
     async def _begin_with(
-        self, config: ClusterConfig, path: Path, options: UpdateOptions, by: Author
+        self, config: ClusterConfig, path: Path, options: UpdateOptions, by: Author, *, may_be_same: bool = False
     ) -> tuple[str, ...]:
         old = self._release
         changes = changes_between(old.config, config)
@@ -196,7 +199,7 @@ class Updater:
                     await self._fleet.scale(role, pool.replicas)
             text = f"{path} taken up without an exchange of workers: {', '.join(changed)}"
             self._tell(UpdateEvent(time.monotonic(), "done", text, by))
-        else:
+        elif not may_be_same:
             raise FleetError("invalid", "config", f"{path}: nothing differs from what runs")
         return changed
 

@@ -25,13 +25,14 @@ ANSWER_ROLES = frozenset({"text", "finish_reason", "prompt_tokens", "completion_
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
     """What every endpoint has. Its name is what clients ask for, as are `aliases`. `model` "" is the tensor model of
-    that name, `version` "" the highest one that is ready."""
+    that name, `version` "" the highest one that is ready. `inputs` has the model's name of the input for each role."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     model: str = ""
     version: str = ""
     aliases: tuple[str, ...] = ()
+    inputs: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.version and not self.version.isdigit():
@@ -42,12 +43,10 @@ class EndpointConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsEndpoint(EndpointConfig):
-    """Texts to vectors. `inputs` has the model's name of the input for each role; the names of an encoder's ONNX file
-    are the default. With token ids, texts are tokenised by `tokenizer`, a folder; null: the folder of the model's
-    version, or that of the model. `output` "" is the only one, or the first of `SENTENCE_OUTPUTS`."""
+    """Texts to vectors. For a model that takes token ids, texts are tokenised by `tokenizer`, a folder; null: the
+    folder of the model's version, or that of the model. `output` "" is one of a known name, or the only one."""
 
     tokenizer: str | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
     output: str = ""
     pooling: Literal["auto", "none", "mean", "max", "cls", "last"] = "auto"
     normalize: bool = True
@@ -69,7 +68,6 @@ class RerankEndpoint(EndpointConfig):
 
     embeddings: str = ""
     tokenizer: str | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
     output: str = ""
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"
     max_tokens: int | None = None  # of query and document together
@@ -88,7 +86,6 @@ class ImagesEndpoint(EndpointConfig):
     """A prompt to images. `sizes` are those that clients may ask for (`512x512`), the first is the default; none: the
     model is not told a size."""
 
-    inputs: dict[str, str] = field(default_factory=dict)
     output: str = ""
     sizes: tuple[str, ...] = ()
     max_images: int = 10  # of one request
@@ -109,7 +106,6 @@ class TranscriptionsEndpoint(EndpointConfig):
     """Speech to text. An input of numbers gets the samples, one channel at `sample_rate`; one of BYTES gets the file as
     it is. With `window_s`, longer audio is cut into windows, each a row of its own."""
 
-    inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     sample_rate: int = 16_000
     window_s: float | None = None
@@ -135,7 +131,6 @@ class ChatEndpoint(EndpointConfig):
 
     prompt: Literal["last", "json", "template"] = "last"
     tokenizer: str | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

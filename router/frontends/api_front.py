@@ -170,6 +170,7 @@ class ApiFront:
         api.add_to(self._routes)
         self._model_pages.others = api
         self._openai.text_models = api
+        self.flow.lookup.other_names = api.text_names
 
     @property
     def body_places(self) -> BodyPlaces | None:

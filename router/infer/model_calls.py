@@ -43,6 +43,7 @@ class ModelCalls:
         request = call.request
         if parent is not None:
             request.tenant, request.trace_id = parent.request.tenant, parent.request.trace_id
+            request.tokens = parent.request.tokens
             request.parent_id = parent.request.request_id
             request.request_id = f"{request.parent_id}.{call.call}"
         receiver = CallReceiver(call.call, self, self._reply)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.infer.requests.active_request import ActiveRequest, Canceller
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_check import RequestCheck
@@ -38,6 +39,7 @@ class LanguageContext:
 
     generations: Generations
     links: ModelLinks
+    cache: ResponseCache | None = None
 
 
 class LanguageVersion:
@@ -104,6 +106,9 @@ class LanguageVersion:
             raise refused from None
         active.queued_s = active.started_s = now
         self._answers.expect(active)
+        if self._answers.finds(active):
+            self._loop.call_soon(self._answers.send_found, now)
+            return
         task = self._loop.create_task(self._serve(active, asked), name=f"generate {active.record.request_id}")
         self._running[active] = task
         task.add_done_callback(partial(self._served, active))
@@ -141,7 +146,7 @@ class LanguageVersion:
         form.bind(spec)
         self.spec, self.check = spec, RequestCheck(spec)
         self._counts = RequestCounts(self.recorder, is_decoupled=spec.is_decoupled)
-        self._answers = RequestAnswers(spec, self._counts, None)
+        self._answers = RequestAnswers(spec, self._counts, self._context.cache)
 
     async def _serve(self, active: ActiveRequest, asked: TensorGeneration) -> None:
         assert self._link is not None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from slipstream.router.catalog.catalog import Catalog
-from slipstream.router.language_backends.settings.language_settings import LanguageSettings, path_of
+from slipstream.router.language_backends.settings.language_settings import LanguageSettings, path_of, unknown_model
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
@@ -76,6 +76,10 @@ class ModelLinks:
         self._failures.append((model, reason))
         self._changed()
 
+    def served(self) -> None:
+        """The cluster serves one of them, as it is wanted now."""
+        self._changed()
+
     async def watch(self) -> None:
         """Looks whether models are served as workers come and go. Runs until it is cancelled."""
         while True:
@@ -96,13 +100,18 @@ class ModelLinks:
 
     async def wait_until_served(self, model: WantedModel) -> None:
         """Raises LoadError."""
-        while not self.serves(model.name):
+        while not (self.serves(model.name) and self._has_followed(model)):
             reason = next((reason for failed, reason in self._failures if failed == model), None)
             if reason is not None:
                 raise LoadError(f"Unavailable: {reason}")
             if self._is_closed:
                 raise LoadError(STOPPING)
             await self._news.wait()
+
+    def _has_followed(self, model: WantedModel) -> bool:
+        """Whether what is served by the name is this model, and not another one that it is to follow."""
+        follows_another = any(link != model for link in self._links.get(model.name, ()))
+        return not follows_another or self._wanted.is_served(model)
 
     def release(self, model: WantedModel) -> None:
         links = self._links[model.name]
@@ -135,7 +144,7 @@ class ModelLinks:
         if not path:
             if settings.fault:
                 raise LoadError(f"Internal: {settings.fault}")
-            raise LoadError(f"Invalid argument: {unknown(draft.name, [named] if named else settings.asked)}")
+            raise LoadError(f"Invalid argument: {unknown_model(draft.name, [named] if named else settings.asked)}")
         self._own.add(own)
         is_highest = len(draft.versions) > 1 and version == draft.versions[-1]
         aliases = {"aliases": [draft.name]} if is_highest else {}
@@ -180,12 +189,3 @@ class ModelLink:
 def is_name(named: str) -> bool:
     """Whether it is the name of a model, and no path or address."""
     return "/" not in named and not named.startswith(".")
-
-
-def unknown(model: str, asked: Sequence[str]) -> str:
-    named = ", ".join(map(repr, asked))
-    said = (
-        f"its files name {named}, which is no served model and no folder with weights" if asked else "no file names it"
-    )
-    key = f"repository.language_models: {{{model}: NAME or PATH}}"
-    return f"it is not known which language model serves '{model}': {said}; the deployment can say it, {key}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, unserved_faults
+from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS, unserved_faults
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
@@ -136,7 +136,7 @@ class ModelCheck:
     def _may_complete_tensors(self, config: ModelConfig) -> bool:
         """Whether the model may set what its inputs and outputs lack: a backend by its file, a Python model by its
         code."""
-        if not self.options.auto_complete or config.backend not in EXECUTED_BY_INSTANCES:
+        if not self.options.auto_complete or config.backend not in (*EXECUTED_BY_INSTANCES, *LANGUAGE_BACKENDS):
             return False
         if config.backend != PYTHON:
             return True

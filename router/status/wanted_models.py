@@ -19,6 +19,11 @@ class WantedModel:
     path: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names. Where several models want one, it is that of the latest want."""
+        return tuple(self.settings.get("aliases", ()))
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -39,10 +44,15 @@ class WantedList:
 
 class WantedModels:
     """Versions that load or serve want a model, each for itself; of those that want one by the same name, the latest
-    counts. `on_failure` is called with a model and a sentence when the cluster gives it up."""
+    counts. `on_failure` is called with a model and a sentence when the cluster gives it up, `on_served` when it serves
+    the model as it is wanted."""
 
-    def __init__(self, on_failure: Callable[[WantedModel, str], None]) -> None:
+    def __init__(
+        self, on_failure: Callable[[WantedModel, str], None], on_served: Callable[[], None] = lambda: None
+    ) -> None:
         self._on_failure = on_failure
+        self._on_served = on_served
+        self._served: dict[str, WantedModel] = {}
         self._wants: dict[str, list[Want]] = {}  # the latest is the last one
         self._numbers = itertools.count(time.time_ns())
         self._is_complete = False
@@ -77,6 +87,15 @@ class WantedModels:
             self._keep(model.name, left)
             self._on_failure(model, reason)
 
+    def serve(self, model: WantedModel) -> None:
+        """The cluster serves the model as it is wanted, in the place of one before that had the name."""
+        self._served[model.name] = model
+        self._on_served()
+
+    def is_served(self, model: WantedModel) -> bool:
+        """Whether what the cluster serves by the name is this one, as far as it has said."""
+        return self._served.get(model.name) == model
+
     def complete(self) -> None:
         """All models of the start have been tried."""
         self._is_complete = True
@@ -93,6 +112,7 @@ class WantedModels:
             self._wants[name] = wants
         else:
             del self._wants[name]
+            self._served.pop(name, None)
         self._tell()
 
     def _tell(self) -> None:

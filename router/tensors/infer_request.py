@@ -32,12 +32,22 @@ class SequenceFlags:
 
 
 @dataclass(slots=True)
+class RequestTokens:
+    """What language models have used for a request of a client and for those that followed from it."""
+
+    num_prompt: int = 0
+    num_cached: int = 0  # of the prompts
+    num_output: int = 0
+
+
+@dataclass(slots=True)
 class InferRequest:
     """One request to one model. `model_version` "" is the highest one that is ready; `requested` () are all outputs.
     `parameters` are what reaches the model. `priority` 0 is the model's default; `timeout_us` 0 is none. `tenant` is
     for fairness and records. `parent_id` is the id of the request whose model has made this one (BLS).
     `received_s` is a time of `time.monotonic`. `release` gives back the memory of the inputs; it is called once, by
-    what the request was submitted to, when nothing reads them any more."""
+    what the request was submitted to, when nothing reads them any more. `tokens` is there if the client's API key
+    counts them."""
 
     model: str
     model_version: str = ""
@@ -54,6 +64,7 @@ class InferRequest:
     parent_id: str = ""
     received_s: float = 0.0
     release: Callable[[], None] | None = None
+    tokens: RequestTokens | None = None
 
 
 @dataclass(slots=True)

@@ -184,3 +184,4 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=dict)
     uses_response_cache: bool = False
     steps: tuple[EnsembleStep, ...] = ()  # of an ensemble
+    max_step_requests: int = 0  # of an ensemble, that may be in one step at a time; 0: no bound

@@ -24,14 +24,14 @@ MODEL = "slipstream-demo"
 START_TIMEOUT_S = 150.0
 CONFIG = """
 name: clients-{port}
-model: {{path: {root}/models/slipstream-demo}}
-engine: {{dtype: float32, device: cpu, kv_cache_mib: 32, num_threads: 1}}
-router: {{http: {{port: {port}}}}}
+model: {path: {root}/models/slipstream-demo}
+engine: {dtype: float32, device: cpu, kv_cache_mib: 32, num_threads: 1}
+router: {http: {port: {port}}}
 """
 TENSOR_CONFIG = """
 name: clients-tensors-{port}
-repository: {{paths: [{root}/configs/repository], grpc: {{port: null}}, metrics: {{port: null}}}}
-router: {{http: {{port: {port}}}}}
+repository: {paths: [{root}/configs/repository], grpc: {port: null}, metrics: {port: null}}
+router: {http: {port: {port}}}
 """
 
 
@@ -54,14 +54,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(240))
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
 def serving(config: str, folder: Path) -> Iterator[str]:
     """A cluster with a configuration that has `{port}` and `{root}` in it. Yields its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     path = folder / "cluster.yaml"
-    path.write_text(config.format(port=port, root=ROOT))
+    path.write_text(config.replace("{port}", str(port)).replace("{root}", str(ROOT)))
     command = [str(ROOT / ".venv/bin/slipstream"), "serve", str(path)]
     (folder / "run").mkdir()
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "run"), "XDG_CACHE_HOME": str(folder / "cache")}

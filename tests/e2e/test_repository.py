@@ -1,9 +1,11 @@
-"""A cluster with a repository of tensor models and no other model: it serves them, and heals."""
+"""A cluster with a repository of tensor models, one of which names a language model, and no other model: it serves
+them, and heals."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import threading
@@ -13,14 +15,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import click
 import grpc
 import orjson
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipstream.cluster.commands.explain_command import explain_command
-from tests.support.e2e.serving_cluster import ServingCluster, command_of
+from slipstream.cluster.commands.models_command import models_command
+from slipstream.cluster.commands.update_commands import rollback_command, split_command, update_command
+from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster, command_of
 
 ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {
@@ -43,11 +48,47 @@ BODY = orjson.dumps(
     }
 )
 HEALS_S = 60.0
+STARTS_S = 120.0  # workers of a language model, on a machine that does other things, too
+ENGINE = {"max_model_len": 512, "max_num_seqs": 4, "dtype": "float32"}
+VERSIONED = """
+backend: "python"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+input { name: "INPUT1" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "VERSION" data_type: TYPE_INT32 dims: [ 1 ] }
+version_policy { all {} }
+"""
+SAYS_VERSION = """
+import numpy as np, triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("VERSION", np.int32([{version}]))]) for _ in requests]
+"""
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
-    with ServingCluster(tmp_path_factory.mktemp("tensors"), SETTINGS) as cluster:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a language model, `story`, and two versions of a model."""
+    folder = tmp_path_factory.mktemp("repository")
+    write_story(folder, DEMO_MODEL)
+    (folder / "story" / "config.pbtxt").write_text('backend: "vllm" instance_group [{ count: 1 kind: KIND_MODEL }]')
+    for version in ("1", "2"):
+        (folder / "versioned" / version).mkdir(parents=True)
+        (folder / "versioned" / version / "model.py").write_text(SAYS_VERSION.format(version=version))
+    (folder / "versioned" / "config.pbtxt").write_text(VERSIONED)
+    return folder
+
+
+def write_story(folder: Path, model: Path) -> None:
+    (folder / "story" / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "story" / "1" / "model.json").write_text(json.dumps({"model": str(model), **ENGINE}))
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[ServingCluster]:
+    paths = [*SETTINGS["repository"]["paths"], str(folder)]
+    settings = SETTINGS | {"repository": SETTINGS["repository"] | {"paths": paths}}
+    with ServingCluster(tmp_path_factory.mktemp("tensors"), settings) as cluster:
         yield cluster
 
 
@@ -177,6 +218,90 @@ def test_the_next_router_is_a_process_that_was_there_before(serving: ServingClus
 def routers(serving: ServingCluster) -> set[int]:
     """The processes of the router that runs and of the one that waits."""
     return {process.pid for process in serving.processes() if command_of(process).startswith("ray::ServingRouter")}
+
+
+def asked(serving: ServingCluster, path: str, body: Any = None) -> tuple[int, Any]:
+    """The answer to a POST."""
+    at = urlsplit(serving.base_url)
+    assert at.hostname is not None
+    with contextlib.closing(http.client.HTTPConnection(at.hostname, at.port, timeout=STARTS_S)) as connection:
+        connection.request("POST", path, orjson.dumps(body or {}), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, orjson.loads(answer.read() or b"null")
+
+
+def story(serving: ServingCluster) -> tuple[Any, Any]:
+    """The same text from the tensor model and from the API of OpenAI."""
+    asking = {"max_tokens": 12, "temperature": 0}
+    status, answer = asked(serving, "/v2/models/story/generate", {"text_input": "def read(", **asking})
+    assert status == 200, answer
+    status, completion = asked(serving, "/v1/completions", {"model": "story", "prompt": "def read(", **asking})
+    assert status == 200, completion
+    return answer["text_output"], "def read(" + completion["choices"][0]["text"]
+
+
+def on(serving: ServingCluster, command: click.Command, *arguments: str) -> Result:
+    """What a command for operators says of the cluster."""
+    return CliRunner(env=serving.environment).invoke(command, [*arguments, "--name", serving.name])
+
+
+def test_a_language_model_that_is_loaded_gets_workers_and_loses_them(serving: ServingCluster, folder: Path) -> None:
+    assert asked(serving, "/v2/repository/models/story/load")[0] == 200
+    text, same = story(serving)
+    assert text == same
+    state = serving.state
+    assert state is not None
+    assert [(model.model, bool(model.asked)) for model in state.models] == [("story", True)]
+    refused = on(serving, models_command, "remove", "story")
+    assert refused.exit_code == 1
+    assert "story is served for a model of the repository" in refused.output
+
+    write_story(folder, broken_model(folder))
+    status, answer = asked(serving, "/v2/repository/models/story/load")
+    assert status == 400
+    assert "config.json" in answer["error"]
+    assert story(serving) == (text, text)  # what served before serves on
+
+    (pid,) = serving.pids("router")
+    os.kill(pid, signal.SIGKILL)
+    write_story(folder, DEMO_MODEL)
+    serving.wait_for(lambda: serving.pids("router") not in ([], [pid]), HEALS_S)
+    serving.wait_for(lambda: serving.member("router").state == "ready", HEALS_S)
+    serving.wait_for(lambda: is_ready(serving, "story"), HEALS_S)
+    assert story(serving) == (text, text)
+
+    assert asked(serving, "/v2/repository/models/story/unload")[0] == 200
+    serving.wait_for(lambda: serving.state is not None and not serving.state.models, HEALS_S)
+    assert asked(serving, "/v1/completions", {"model": "story", "prompt": "def read("})[0] == 404
+
+
+def is_ready(serving: ServingCluster, model: str) -> bool:
+    index = asked(serving, "/v2/repository/index")[1]
+    return any(one["name"] == model and one.get("state") == "READY" for one in index)
+
+
+def broken_model(folder: Path) -> Path:
+    """A folder that looks like a model."""
+    broken = folder.parent / "broken"
+    broken.mkdir(exist_ok=True)
+    (broken / "model.safetensors").write_bytes(b"")
+    return broken
+
+
+def test_versions_divide_the_requests_as_operators_say(serving: ServingCluster) -> None:
+    assert asked(serving, "/v2/repository/models/versioned/load")[0] == 200
+    of_model = ("--model", "versioned")
+    told = on(serving, split_command, "1=1", "2=1", *of_model)
+    assert told.exit_code == 0, told.output
+    assert told.output.startswith("version 1: 50 %, 0 requests")
+    versions = [asked(serving, "/v2/models/versioned/infer", orjson.loads(BODY))[1] for _ in range(40)]
+    assert {one["model_version"] for one in versions} == {"1", "2"}
+    assert all(one["outputs"][0]["data"] == [int(one["model_version"])] for one in versions)
+    assert on(serving, rollback_command, *of_model).exit_code == 0
+    versions = [asked(serving, "/v2/models/versioned/infer", orjson.loads(BODY))[1] for _ in range(10)]
+    assert {one["model_version"] for one in versions} == {"1"}
+    assert on(serving, update_command, *of_model).output.startswith("version 1: 100 %, ")
+    assert asked(serving, "/v2/repository/models/versioned/unload")[0] == 200
 
 
 def test_the_ledger_is_empty_when_nothing_runs(serving: ServingCluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ class EmbeddedRouterPort:
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:
         return await self._router.wanted_models(known)
+
+    async def wanted_model_served(self, model: WantedModel) -> None:
+        self._router.wanted_model_served(model)
 
     async def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
         self._router.wanted_model_failed(model, reason)
@@ -102,6 +105,12 @@ class LocalPools:
             await self._router.models.remove(name, GRACE_S)
         await pool.workers.stop(GRACE_S)
         del self._pools[name]
+
+    async def set_aliases(self, aliases: Mapping[str, tuple[str, ...]]) -> None:
+        """One that another model has moves to the model that is to have it. Those that are names stay what they are."""
+        for name, wanted in aliases.items():
+            with contextlib.suppress(LookupError, ValueError):
+                self._router.models.set_aliases(name, [alias for alias in wanted if alias not in self._pools])
 
     async def until_removed(self, name: str) -> None:
         """A removal is never under way when this is asked: one task a model does all of its steps."""

@@ -9,7 +9,7 @@ from slipstream.cluster.in_process.interface.errors import triton_error
 from slipstream.cluster.in_process.requests.infer_request import InferenceRequest
 from slipstream.cluster.in_process.requests.infer_response import InferenceResponse, failure, response_of
 from slipstream.cluster.in_process.running.server_thread import ServerThread
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
 from slipstream.router.tensors.infer_service import InferService, Submission
 
@@ -36,17 +36,26 @@ class ResponseForwarder:
         self._thread.begin(self._cancel)
 
     def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        if is_final:
+            self._thread.open_requests.discard(self)
         self._put(response_of(self._model, response, self._memory_type, is_final=is_final))
 
     def complete(self) -> None:
+        self._thread.open_requests.discard(self)
         self._put(InferenceResponse(self._model, self._id, final=True))
 
     def fail(self, error: InferError) -> None:
+        self._thread.open_requests.discard(self)
         self._put(failure(self._model, self._id, error))
+
+    def abandon(self) -> None:
+        """OpenRequest: the server has ended without an answer."""
+        self.fail(InferError("the server has stopped", InferErrorCode.UNAVAILABLE))
 
     def _submit(self, request: InferRequest, service: InferService) -> None:
         try:
             self._submission = service.submit(request, self)
+            self._thread.open_requests.add(self)
         except InferError as error:
             raise triton_error(error) from None
 

@@ -62,7 +62,7 @@ class EmbeddedRouter:
             python = self._config.backend_config.get("python", {}).get(PYTHON_RUNTIME, "")
             host = InstanceHost(InstanceHostConfig(f"unix:{path}", token, "in-process", python=python))
             running = asyncio.create_task(host.run(), name="instance host")
-            cleanup.push_async_callback(_stop_host, host, running)
+            cleanup.push_async_callback(self._stop_host, host, running)
             cleanup.push_async_callback(self._unload)
             self._cleanup = cleanup.pop_all()
 
@@ -83,7 +83,7 @@ class EmbeddedRouter:
         if tensors.repository.num_running:
             raise InternalError("Exit timeout expired. Exiting immediately.")
 
-
-async def _stop_host(host: InstanceHost, running: asyncio.Task[None]) -> None:
-    host.stop(FINALIZE_S)
-    await running
+    async def _stop_host(self, host: InstanceHost, running: asyncio.Task[None]) -> None:
+        """Lets the instances finalize, unless they have had their time."""
+        host.stop(0.0 if self.tensors.repository.num_running else FINALIZE_S)
+        await running

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import uvloop
@@ -23,16 +23,25 @@ RUNNING: WeakSet[ServerThread] = WeakSet()
 log = logging.getLogger(__name__)
 
 
+class OpenRequest(Protocol):
+    """A request that somebody may wait for."""
+
+    def abandon(self) -> None:
+        """The server has ended. For its thread."""
+
+
 class ServerThread:
     """An event loop in a thread, from `start` until `stop`, of which `last` is the last work. All other methods may be
-    called by any thread but that one. The end of the interpreter stops it."""
+    called by any thread but that one. The end of the interpreter stops it. `open_requests` is for the event loop; those
+    that are left at the end are abandoned."""
 
     def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._last = last
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
-        self._changes = threading.Lock()
+        self._changes = threading.RLock()  # the garbage collector may stop it within any call
         self._accepts_calls = True
+        self.open_requests: set[OpenRequest] = set()
         self._thread = threading.Thread(target=self._run, name="slipstream", daemon=True)
 
     def start(self) -> None:
@@ -119,6 +128,8 @@ class ServerThread:
             self._loop.run_forever()
         finally:
             self._loop.run_until_complete(self._cancel_rest())
+            for request in list(self.open_requests):
+                request.abandon()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()

@@ -263,6 +263,10 @@ class RouterHost(ProcessHost):
         """No workers can be started for a language model that the repository names."""
         self._ask(lambda router: router.wanted_model_failed(model, reason))
 
+    def wanted_model_served(self, model: WantedModel) -> None:
+        """Workers serve a language model as the repository names it."""
+        self._ask(lambda router: router.wanted_model_served(model))
+
     def set_tensor_versions(self, model: str, config: ByName[TensorVersionsConfig]) -> None:
         """How the requests to a model of the repository are divided between its versions."""
         self._ask(lambda router: router.set_tensor_versions(model, settings_of(config)))

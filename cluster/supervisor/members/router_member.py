@@ -369,6 +369,9 @@ class RouterMember:
         found: WantedList = await self._ask(lambda actor: actor.wanted_models.remote(known))
         return found
 
+    async def wanted_model_served(self, model: WantedModel) -> None:
+        await self._ask(lambda actor: actor.wanted_model_served.remote(model))
+
     async def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
         await self._ask(lambda actor: actor.wanted_model_failed.remote(model, reason))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
 from slipstream.router.access.caller import Caller
@@ -40,6 +40,7 @@ class ModelLookup:
     def __init__(self, catalog: Catalog, status: ModelStatus) -> None:
         self._catalog = catalog
         self._status = status
+        self.other_names: Callable[[Caller], list[str]] = lambda caller: []  # of models that no workers serve
 
     def of_generation(self, asked: str, priority: int, context: ExchangeContext, session: str) -> Resolved:
         """The model of a request for an answer. One that another router has begun keeps its model, whatever its name
@@ -118,5 +119,5 @@ class ModelLookup:
         raise HttpError(404, message, param="model", code=NOT_FOUND)
 
     def _listed(self, asked: str, caller: Caller) -> str:
-        names = self._catalog.known_names(asked, caller.may_use)
+        names = [*self._catalog.known_names(asked, caller.may_use), *self.other_names(caller)]
         return listed(names) or "no model that this API key may use"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
+from slipstream.router.tensors.infer_request import RequestTokens
 
 
 class InferLimits:
@@ -21,6 +22,8 @@ class InferLimits:
         caller.check(model, caller.key.max_priority)
         return self._access.admit(caller, model, num_tokens=0, num_sequences=1)
 
-    def settle(self, permit: Permit | None, *, has_failed: bool) -> None:
+    def settle(self, permit: Permit | None, tokens: RequestTokens, *, has_failed: bool) -> None:
+        """`tokens` were used by language models; they count for the limit in a minute once they are known."""
         if permit is not None:
-            self._access.settle(permit, UsageCounts(num_requests=1, num_errors=int(has_failed)))
+            used = UsageCounts(1, int(has_failed), tokens.num_prompt, tokens.num_cached, tokens.num_output)
+            self._access.settle(permit, used)

@@ -15,6 +15,7 @@ from slipstream.router.api.tensors.audio.transcriptions_api import Transcription
 from slipstream.router.api.tensors.chat.text_model_api import TextModelApi
 from slipstream.router.api.tensors.embeddings.embeddings_api import EmbeddingsApi
 from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
+from slipstream.router.api.tensors.endpoint_checks import endpoint_problems
 from slipstream.router.api.tensors.images.images_api import ImagesApi
 from slipstream.router.api.tensors.models.endpoint_call import EndpointServer
 from slipstream.router.api.tensors.models.endpoint_table import EndpointTable, NamedEndpoint
@@ -60,6 +61,14 @@ class TensorEndpoints:
             ImagesApi(self._server).add_to(routes)
         if self._config.transcriptions:
             TranscriptionsApi(self._server).add_to(routes)
+
+    def problems(self) -> list[str]:
+        """What keeps endpoints from being served now."""
+        return list(endpoint_problems(self.table, self._server.service))
+
+    def text_names(self, caller: Caller) -> list[str]:
+        """The names of models that answer chat, for the error of a request for another one."""
+        return self.table.names("chat", caller)
 
     def serves_text(self, name: str) -> bool:
         return self.table.get("chat", name) is not None

@@ -10,6 +10,7 @@ from typing import Protocol
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
 from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, StepRun
 from slipstream.router.infer.ensembles.held_tensors import SharedLease
+from slipstream.router.infer.ensembles.step_limits import StepLimits
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
@@ -42,6 +43,8 @@ class RequestOwner(Protocol):
     def answers(self) -> RequestAnswers: ...
     @property
     def counts(self) -> RequestCounts: ...
+    @property
+    def limits(self) -> StepLimits[tuple[EnsembleRequest, StepRun]]: ...
 
     def over(self, active: ActiveRequest) -> None:
         """It has ended, and no step of it runs any more."""
@@ -78,32 +81,29 @@ class EnsembleRequest:
         self._after_event()
 
     def start_step(self, run: StepRun) -> None:
-        parent, record, step = self._active.request, self._active.record, run.step
-        request = InferRequest(
-            step.model,
-            step.version,
-            parent.id,
-            run.inputs,
-            step.requested,
-            dict(parent.parameters),
-            None if parent.sequence is None and not run.sequence.correlation_id else run.sequence,
-            parent.priority,
-            parent.timeout_us,
-            parent.tenant,
-            f"{record.request_id}.{len(record.steps) + 1}",
-            parent.trace_id,
-            record.request_id or NO_ID,
-            time.monotonic(),
-            run.release,
-        )
-        active = self._owner.models.submit(request, StepReceiver(self, run))
-        self._steps[run] = active
-        record.steps.append(StepRecord(active.record, step.reads, tuple(step.outputs.values())))
+        if self._owner.limits.enters(run.step.index, (self, run)):
+            try:
+                self._submit(run)
+            except InferError:
+                self._leave(run)
+                raise
+
+    def enter_step(self, run: StepRun) -> None:
+        """A step may run now that had to wait for others in it."""
+        try:
+            self._submit(run)
+        except InferError as error:
+            self._leave(run)
+            self._run.failed(run, error)
+            self._after_event()
 
     def cancel_step(self, run: StepRun) -> None:
         step = self._steps.get(run)
         if step is not None:
             step.cancel()
+        elif self._owner.limits.withdraw(run.step.index, (self, run)):
+            run.release()
+            self._run.completed(run)
 
     def respond(self, answer: EnsembleAnswer, *, is_final: bool) -> None:
         now = time.monotonic()
@@ -139,8 +139,42 @@ class EnsembleRequest:
         self._run.failed(run, error)
         self._after_event()
 
+    def _submit(self, run: StepRun) -> None:
+        """Raises InferError, and then the inputs have been given back."""
+        parent, record, step = self._active.request, self._active.record, run.step
+        is_in_sequence = parent.sequence is not None or run.sequence.correlation_id
+        request = InferRequest(
+            step.model,
+            step.version,
+            id=parent.id,
+            inputs=run.inputs,
+            requested=step.requested,
+            parameters=dict(parent.parameters),
+            sequence=run.sequence if is_in_sequence else None,
+            priority=parent.priority,
+            timeout_us=parent.timeout_us,
+            tenant=parent.tenant,
+            request_id=f"{record.request_id}.{len(record.steps) + 1}",
+            trace_id=parent.trace_id,
+            parent_id=record.request_id or NO_ID,
+            received_s=time.monotonic(),
+            release=run.release,
+            tokens=parent.tokens,
+        )
+        active = self._owner.models.submit(request, StepReceiver(self, run))
+        self._steps[run] = active
+        record.steps.append(StepRecord(active.record, step.reads, tuple(step.outputs.values())))
+
     def _step_over(self, run: StepRun) -> None:
-        self._steps.pop(run, None)
+        if self._steps.pop(run, None) is not None:
+            self._leave(run)
+
+    def _leave(self, run: StepRun) -> None:
+        """It is no longer in its step, and another one may be."""
+        following = self._owner.limits.leave(run.step.index)
+        if following is not None:
+            request, waiting = following
+            request.enter_step(waiting)
 
     def _after_event(self) -> None:
         if self._active.has_ended and not self._run.num_running:

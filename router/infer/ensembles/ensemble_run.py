@@ -275,7 +275,8 @@ class EnsembleRun:
             self._fail(InferError(f"{self._prefix}{DEADLOCK}"))
 
     def _fail(self, error: InferError) -> None:
-        self._end_all(InferError(f"in ensemble '{self._graph.name}', {error.message}", error.code, error.reason))
+        """With the code of the step. Triton counts all failures of ensembles under the reason OTHER."""
+        self._end_all(InferError(f"in ensemble '{self._graph.name}', {error.message}", error.code))
 
     def _end_all(self, error: InferError) -> None:
         """Nothing starts any more, what runs is cancelled."""

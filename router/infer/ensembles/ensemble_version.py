@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
 from slipstream.router.infer.ensembles.ensemble_request import EnsembleRequest, StepModels
+from slipstream.router.infer.ensembles.ensemble_run import StepRun
+from slipstream.router.infer.ensembles.step_limits import StepLimits
 from slipstream.router.infer.requests.active_request import ActiveRequest, Canceller
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_check import RequestCheck
@@ -22,7 +24,7 @@ from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
-from slipstream.router.tensors.model_spec import ModelSpec
+from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class EnsembleVersion:
         self.graph: EnsembleGraph
         self.counts: RequestCounts
         self.answers: RequestAnswers
+        self.limits: StepLimits[tuple[EnsembleRequest, StepRun]]
 
     @property
     def is_down(self) -> bool:
@@ -78,12 +81,14 @@ class EnsembleVersion:
             if checked_graph(spec, models):
                 decoupled = {**self.draft.config_to_complete(), "model_transaction_policy": {"decoupled": True}}
                 spec = await asyncio.to_thread(self.draft.complete, self.version, decoupled)
+            spec = replace(spec, outputs=labelled(spec, models))
         except LoadError:
             self._end()
             raise
         self.spec, self.check = spec, RequestCheck(spec)
         self.graph = EnsembleGraph(spec, models)
         self.counts = RequestCounts(self.recorder, is_decoupled=spec.is_decoupled)
+        self.limits = StepLimits(spec.max_step_requests)
         self.answers = RequestAnswers(spec, self.counts, self._cache)
 
     def submit(self, active: ActiveRequest) -> None:
@@ -139,3 +144,13 @@ class EnsembleVersion:
         if not self._has_ended.is_set():
             self._has_ended.set()
             self._on_end(self)
+
+
+def labelled(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[TensorSpec, ...]:
+    """The outputs of an ensemble, with the labels of the models that give them where it has none of its own."""
+    labels = {
+        tensor: next((output.labels for output in model.outputs if output.name == name), ())
+        for step, model in zip(spec.steps, models, strict=True)
+        for name, tensor in step.outputs.items()
+    }
+    return tuple(replace(output, labels=output.labels or labels.get(output.name, ())) for output in spec.outputs)

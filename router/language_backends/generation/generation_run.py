@@ -14,7 +14,7 @@ from slipstream.router.access.caller import ANYBODY
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.generation.answer.answer_format import AnswerHead
 from slipstream.router.api.generation.answer.choice import Choice
-from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest
+from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest, used_by
 from slipstream.router.api.generation.model_lookup import ModelLookup
 from slipstream.router.api.generation.request_preparation import RequestPreparation
 from slipstream.router.api.openai.body.parsing import as_http_error
@@ -71,8 +71,8 @@ class GenerationRun:
     async def to_end(self, priority: int) -> None:
         """Raises one of GENERATION_ERRORS, of those that failed the first one; then the others have been cancelled."""
         try:
-            for row in self._asked.rows:
-                self._batches.append(await self._prepared(row, priority))
+            for number, row in enumerate(self._asked.rows):
+                self._batches.append(await self._prepared(row, number, priority))
             if len({batch.num_choices for batch in self._batches}) > 1:
                 raise InferError("the rows of a request must ask for equally many outputs ('n')")
             await self._generate()
@@ -81,8 +81,9 @@ class GenerationRun:
                 choice.stream.cancel()  # ends what still runs
             for choice in self._choices:
                 choice.record_end()
+            self._count_tokens()
 
-    async def _prepared(self, row: RowRequest, priority: int) -> GenerationBatch:
+    async def _prepared(self, row: RowRequest, number: int, priority: int) -> GenerationBatch:
         """Raises HttpError."""
         request = self._active.request
         fields = {**row.fields, "model": self._model, "priority": priority}
@@ -97,7 +98,7 @@ class GenerationRun:
         lookup = self._generations.lookup
         model, version, versions = lookup.of_generation(self._model, priority, ExchangeContext(), "")
         batch = await self._generations.preparation.of_completion(
-            received_of(request, body, model, version, versions), body
+            received_of(request, number, body, model, version, versions), body
         )
         if row.bad_words:
             batch.prompts = [
@@ -141,6 +142,18 @@ class GenerationRun:
             hides_stop_token=not batch.body.include_stop_str_in_output,
         )
 
+    def _count_tokens(self) -> None:
+        """For the limits and the usage of the client's API key."""
+        tokens, begin = self._active.request.tokens, 0
+        if tokens is None:
+            return
+        for batch in self._batches:
+            used = used_by(self._choices[begin : begin + batch.num_choices], batch)
+            begin += batch.num_choices
+            tokens.num_prompt += used.num_prompt_tokens
+            tokens.num_cached += used.num_cached_tokens
+            tokens.num_output += used.num_output_tokens
+
     def _taking(self, row: int, index: int) -> Callable[[OutputPart], None]:
         return lambda part: self._take(row, index, part)
 
@@ -165,21 +178,27 @@ class GenerationRun:
         """The first tokens are there: where and since when they are generated."""
         active, record = self._active, self._choices[0].stream.record
         active.started_s = record.timeline.placed or active.started_s
-        execution = Execution(self._model, active.started_s, 1, active.batch_size)
+        execution = Execution(f"{self._model} ({record.request_id})", active.started_s, 1, active.batch_size)
         active.record.executions.append(execution)
 
 
 def received_of(
-    request: InferRequest, body: CompletionRequest, model: ServedModel, version: str, versions: tuple[str, ...]
+    request: InferRequest,
+    row: int,
+    body: CompletionRequest,
+    model: ServedModel,
+    version: str,
+    versions: tuple[str, ...],
 ) -> ReceivedRequest:
-    """A row of a tensor request as a request of the API."""
+    """A row of a tensor request as a request of the API. It is explained by the id of the tensor request, and `#0` for
+    the first row."""
     head = AnswerHead(f"infer-{random_bytes(16).hex()}", int(time.time()), model.name)
     seed = int.from_bytes(random_bytes(8)) & SEED_MASK
     return ReceivedRequest(
         body,
         model,
         version,
-        request.request_id or head.id,
+        f"{request.request_id or request.id}#{row}",
         ANYBODY,
         request.trace_id,
         request.received_s or time.monotonic(),

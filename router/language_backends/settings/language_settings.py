@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from slipstream.router.language_backends.settings.engine_settings import TENSORRT_LLM, VLLM, EngineSettings
+from slipstream.router.language_backends.settings.engine_settings import PAGE_TOKENS, TENSORRT_LLM, VLLM, EngineSettings
 from slipstream.router.language_backends.settings.sampling_parameters import READERS, sampling_fields
 from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.model_draft import ModelDraft
@@ -58,11 +58,15 @@ class LanguageSettings:
         known = {*sampling, *SERVING_PARAMETERS, *PATH_PARAMETERS}
         try:
             engine = EngineSettings.of(table, {k: v for k, v in arguments.items() if k not in known})
+            path = next(filter(None, (path_of(one, folder) for one in asked)), "")
+            settings = with_room(engine.settings, path)
+            if draft.backend == VLLM_BACKEND:
+                settings = with_engines(settings, draft)
             return cls(
                 tuple(asked),
-                next(filter(None, (path_of(one, folder) for one in asked)), ""),
+                path,
                 fault,
-                engine.settings,
+                settings,
                 sampling_fields(sampling),
                 (*engine.ignored, *unknown_parameters(draft, parameters, known)),
                 parameters.get("exclude_input_in_output", "").lower() in ("true", "1"),
@@ -74,6 +78,33 @@ class LanguageSettings:
     def warn(self, model: str) -> None:
         if self.ignored:
             log.warning("model %r: without effect here: %s", model, ", ".join(self.ignored))
+
+
+def with_room(settings: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """With a length that fits the pages, where these are fewer than a sequence of the model may fill."""
+    engine = settings.get("engine", {})
+    num_tokens = engine.get("num_pages", 0) * engine.get("page_tokens", PAGE_TOKENS)
+    if not num_tokens or "max_model_len" in engine or num_tokens >= longest_of(path):
+        return settings
+    return {**settings, "engine": {**engine, "max_model_len": num_tokens}}
+
+
+def longest_of(path: str) -> int:
+    """The longest sequence of the model in a folder, 0 if that is not known."""
+    try:
+        config = orjson.loads((Path(path) / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return 0
+    longest = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return longest if isinstance(longest, int) else 0
+
+
+def with_engines(settings: Mapping[str, Any], draft: ModelDraft) -> Mapping[str, Any]:
+    """As many worker groups as the model has instances, each of which is an engine of its own."""
+    num_engines = sum(max(1, group.count) for group in draft.message.instance_group)
+    if num_engines < 2:
+        return settings
+    return {**settings, "decode": {**settings.get("decode", {}), "replicas": num_engines}}
 
 
 def engine_arguments(version_folder: Path) -> dict[str, Any]:
@@ -112,3 +143,12 @@ def path_of(asked: str, version_folder: Path) -> str:
 def has_weights(folder: Path) -> bool:
     """Its own, or those of versions in numbered folders."""
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "[0-9]*/*.safetensors"))
+
+
+def unknown_model(model: str, asked: Sequence[str]) -> str:
+    named = ", ".join(map(repr, asked))
+    said = (
+        f"its files name {named}, which is no served model and no folder with weights" if asked else "no file names it"
+    )
+    key = f"repository.language_models: {{{model}: NAME or PATH}}"
+    return f"it is not known which language model serves '{model}': {said}; the deployment can say it, {key}"

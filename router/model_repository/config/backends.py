@@ -17,7 +17,7 @@ BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"  # a parameter
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class KnownBackend:
     """`platforms`: those that a configuration may name beside it, the first is the default; none: any will do.
     `model_file` is the file in a version's folder; a model that names neither backend nor platform is for the backend
     whose file it has."""
@@ -31,12 +31,12 @@ class Backend:
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("tensorflow", "model.savedmodel", ("tensorflow_savedmodel", "tensorflow_graphdef")),
-        Backend("tensorrt", "model.plan", ("tensorrt_plan",)),
-        Backend("onnxruntime", "model.onnx", ("onnxruntime_onnx",)),
-        Backend("openvino", "model.xml"),
-        Backend("pytorch", "model.pt", ("pytorch_libtorch", "torch_aoti")),
-        Backend("python", "model.py"),
+        KnownBackend("tensorflow", "model.savedmodel", ("tensorflow_savedmodel", "tensorflow_graphdef")),
+        KnownBackend("tensorrt", "model.plan", ("tensorrt_plan",)),
+        KnownBackend("onnxruntime", "model.onnx", ("onnxruntime_onnx",)),
+        KnownBackend("openvino", "model.xml"),
+        KnownBackend("pytorch", "model.pt", ("pytorch_libtorch", "torch_aoti")),
+        KnownBackend("python", "model.py"),
     )
 }
 FILE_OF_PLATFORM = {"tensorflow_graphdef": "model.graphdef", "torch_aoti": "model.pt2"}  # of others: their backend's
@@ -90,13 +90,13 @@ def unserved_faults(config: ModelConfig, backends: Collection[str]) -> Iterator[
         yield ConfigFault(f"parameters.{BATCHING_LIBRARY}", text, InferErrorCode.UNSUPPORTED)
 
 
-def _backend_of(config: ModelConfig, version_files: Collection[str]) -> Backend | None:
+def _backend_of(config: ModelConfig, version_files: Collection[str]) -> KnownBackend | None:
     if config.platform:
         return BACKEND_OF_PLATFORM.get(config.platform) or _backend_with_file([config.default_model_filename])
     return _backend_with_file([config.default_model_filename] if config.default_model_filename else version_files)
 
 
-def _backend_with_file(names: Collection[str]) -> Backend | None:
+def _backend_with_file(names: Collection[str]) -> KnownBackend | None:
     for backend in BACKENDS.values():
         files = {backend.model_file} | {FILE_OF_PLATFORM[p] for p in backend.platforms if p in FILE_OF_PLATFORM}
         if not files.isdisjoint(names):
@@ -104,7 +104,7 @@ def _backend_with_file(names: Collection[str]) -> Backend | None:
     return None
 
 
-def _default_platform(config: ModelConfig, backend: Backend, version_files: Collection[str]) -> str:
+def _default_platform(config: ModelConfig, backend: KnownBackend, version_files: Collection[str]) -> str:
     names = [config.default_model_filename] if config.default_model_filename else version_files
     for platform in backend.platforms:
         if FILE_OF_PLATFORM.get(platform) in names and backend.model_file not in names:

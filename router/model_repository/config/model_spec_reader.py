@@ -56,6 +56,7 @@ def read_spec(config: ModelConfig, version: str, versions: tuple[str, ...], file
         parameters=read_parameters(config),
         uses_response_cache=config.response_cache.enable,
         steps=read_steps(config),
+        max_step_requests=config.ensemble_scheduling.max_inflight_requests,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from slipstream.router.infer.requests.request_record import InferRecord
+from slipstream.router.infer.requests.request_record import InferRecord, StepRecord
 from slipstream.router.observability.tracing.request_trace import RequestTrace
 from slipstream.router.observability.tracing.span import Attributes, Span
 
@@ -28,12 +28,23 @@ def tensor_attributes(record: InferRecord) -> Attributes:
 
 
 def tensor_spans(trace: RequestTrace, record: InferRecord, new_span_id: Callable[[], str]) -> Iterator[Span]:
-    """Its time in the queue, and each execution, which lasts until the next one or the end."""
+    """Its time in the queue, and each execution, which lasts until the next one or the end; of an ensemble its steps,
+    with the spans of their own requests below them."""
+    yield from _request_spans(record, trace.span_id, trace.end_s, new_span_id)
+
+
+def _request_spans(
+    record: InferRecord, parent_id: str, open_until_s: float, new_span_id: Callable[[], str]
+) -> Iterator[Span]:
+    end_s = open_until_s if record.ended_s is None else record.ended_s
+    if record.steps:
+        for step in record.steps:
+            yield from _step_spans(step, parent_id, end_s, new_span_id)
+        return
     executions = record.executions
-    end_s = trace.end_s if record.ended_s is None else record.ended_s
     begins_s = [execution.started_s for execution in executions]
     queued_until_s = begins_s[0] if begins_s else end_s
-    yield Span("queued", "internal", new_span_id(), trace.span_id, record.queued_s, queued_until_s, {})
+    yield Span("queued", "internal", new_span_id(), parent_id, record.queued_s, queued_until_s, {})
     for execution, until_s in zip(executions, [*begins_s[1:], end_s], strict=True):
         is_last = execution is executions[-1]
         attributes: Attributes = {
@@ -46,4 +57,17 @@ def tensor_spans(trace: RequestTrace, record: InferRecord, new_span_id: Callable
                 attributes[f"slipstream.compute.{name}_s"] = took_s
         error = record.error or None if is_last else "the instance was lost"
         begin_s = execution.started_s
-        yield Span("executing", "internal", new_span_id(), trace.span_id, begin_s, until_s, attributes, error=error)
+        yield Span("executing", "internal", new_span_id(), parent_id, begin_s, until_s, attributes, error=error)
+
+
+def _step_spans(
+    step: StepRecord, parent_id: str, open_until_s: float, new_span_id: Callable[[], str]
+) -> Iterator[Span]:
+    record, span_id = step.record, new_span_id()
+    attributes = tensor_attributes(record) | {
+        "slipstream.step.reads": step.reads,
+        "slipstream.step.writes": step.writes,
+    }
+    end_s = open_until_s if record.ended_s is None else record.ended_s
+    yield Span("step", "internal", span_id, parent_id, record.queued_s, end_s, attributes, error=record.error or None)
+    yield from _request_spans(record, span_id, end_s, new_span_id)

@@ -28,7 +28,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tensor_servers import slipstream, triton
 
 SIZE = 64
-CHANNELS = (3, 16, 32, 64)
+CHANNELS = (3, 32, 64, 80)
 IMAGE = f"""
 input {{ name: "INPUT__0" data_type: TYPE_FP32 dims: [ 3, {SIZE}, {SIZE} ] }}
 output {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 10 ] }}

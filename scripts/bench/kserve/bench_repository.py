@@ -3,6 +3,7 @@ three of them, one after the other."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 FOUR = """
@@ -79,11 +80,12 @@ ENSEMBLES = {  # name -> the model of which each step has a copy of its own, wit
 }
 
 
-def write_repository(folder: Path) -> None:
-    """Writes all models below `folder`."""
+def write_repository(folder: Path, ensembles: Iterable[str] = tuple(ENSEMBLES)) -> None:
+    """Writes all models below `folder`, and these ensembles with their models."""
     for name, (config, code) in MODELS.items():
         write_model(folder, name, config, code)
-    for name, (model, batching) in ENSEMBLES.items():
+    for name in ensembles:
+        model, batching = ENSEMBLES[name]
         for step in range(STEPS):
             write_model(folder, f"{name}_{step}", *MODELS[model])
         (folder / name / "1").mkdir(parents=True)

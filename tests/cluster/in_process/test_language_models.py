@@ -13,7 +13,7 @@ import pytest
 import slipstream
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "models" / "slipstream-demo"
-GREEDY = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
+GREEDY = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,20 @@ def test_a_worker_that_dies_comes_back(server: slipstream.Server) -> None:
     assert workers()["decode"].pid != dead.pid
 
 
-def test_no_worker_is_left_after_the_server(server: slipstream.Server) -> None:
+def test_no_worker_is_left_after_a_stop_or_an_unload(server: slipstream.Server) -> None:
     processes = list(workers().values())
-    assert processes
     server.stop()
     assert not any(process.is_running() for process in processes)
     server.options.model_control_mode = slipstream.ModelControlMode.EXPLICIT
     server.start()
     assert workers() == {}
+    server.load("chat")
+    assert len(texts(server, stream=False)) == 1
+    processes = list(workers().values())
+    assert processes
+    server.unload("chat", wait_until_unloaded=True)
+    _, alive = psutil.wait_procs(processes, 20)
+    assert not alive
 
 
 def test_a_language_model_that_cannot_be_served_says_why(tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ def test_an_import_of_the_package_loads_nothing_else() -> None:
     assert output.split() == ["slipstream"]
 
 
+def test_without_the_packages_of_a_repository_the_extra_is_named() -> None:
+    code = "import sys, slipstream; sys.modules['tritonclient'] = None; slipstream.Server"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "slipstream.Server needs the extra `kserve` (pip install 'slipstream[kserve]')" in ended.stderr
+
+
 def test_the_package_has_the_public_names() -> None:
     assert set(public.__all__) == slipstream.PUBLIC_NAMES
     for name in public.__all__:

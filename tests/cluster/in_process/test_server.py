@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -355,6 +356,40 @@ def test_a_server_that_nothing_refers_to_ends(tmp_path: Path) -> None:
     gc.collect()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_the_log_goes_to_a_file_if_the_options_say_so(tmp_path: Path) -> None:
+    write_models(tmp_path / "models", "any")
+    log = tmp_path / "log"
+    with slipstream.Server(model_repository=str(tmp_path / "models"), log_info=True, log_file=str(log)):
+        assert "model 'any' serves version 1" in log.read_text()
+    lines = log.read_text()
+    logging.getLogger("slipstream").warning("not of the server")
+    assert log.read_text() == lines
+
+
+def test_a_request_that_does_not_end_in_time_is_cut_off_by_a_stop(tmp_path: Path) -> None:
+    write_models(tmp_path / "models", "stream")
+    server = slipstream.Server(model_repository=str(tmp_path / "models"), exit_timeout=1).start()
+    nowhere = str(tmp_path / "nowhere")
+    responses = server.model("stream").infer(inputs={"COUNT": ONE, "GATE": [nowhere]}, raise_on_error=False)
+    with pytest.raises(slipstream.InternalError, match="Exit timeout expired"):
+        server.stop()
+    assert isinstance(only(responses).error, slipstream.TritonError)
+
+
+def test_a_stop_lets_requests_end(tmp_path: Path) -> None:
+    write_models(tmp_path / "models", "stream")
+    server = slipstream.Server(model_repository=str(tmp_path / "models")).start()
+    gate = str(tmp_path / "gate")
+    responses = server.model("stream").infer(inputs={"COUNT": ONE, "GATE": [gate]})
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    Path(gate + "0").touch()
+    assert next(responses).outputs["text_output"].to_string_array()[0] == "token 0"
+    assert next(responses).final
+    stopping.join(20)
+    assert not stopping.is_alive()
 
 
 def test_several_servers_run_beside_each_other_and_again(tmp_path: Path) -> None:

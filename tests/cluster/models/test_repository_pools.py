@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 
@@ -49,6 +49,11 @@ class ScriptedRouter:
             change.cancel()
             death.cancel()
 
+    async def wanted_model_served(self, model: WantedModel) -> None:
+        if self.wanted is None:
+            raise ConnectionError("there is no router")
+        self.wanted.serve(model)
+
     async def wanted_model_failed(self, model: WantedModel, reason: str) -> None:
         if self.wanted is None:
             raise ConnectionError("there is no router")
@@ -62,6 +67,7 @@ class ScriptedPools:
         self.served: dict[str, ServedPools] = {}
         self.broken: set[str] = set()
         self.done: list[str] = []
+        self.aliases: dict[str, tuple[str, ...]] = {}
         self.holds = False
         self.goes_on = asyncio.Event()
 
@@ -94,6 +100,9 @@ class ScriptedPools:
     async def until_removed(self, name: str) -> None:
         await self.goes_on.wait()
         self.served.pop(name, None)
+
+    async def set_aliases(self, aliases: Mapping[str, tuple[str, ...]]) -> None:
+        self.aliases = dict(aliases)
 
     def _check(self, model: WantedModel) -> None:
         if model.path in self.broken:
@@ -261,3 +270,25 @@ async def test_a_model_that_is_being_removed_is_started_anew(router: ScriptedRou
     pools.goes_on.set()
     await until(lambda: pools.served.get("chat") == ServedPools(asked_as(CHAT)))
     assert pools.done == ["add /m/1"]
+
+
+@scenario
+async def test_the_router_hears_when_other_files_serve_in_the_place_of_those_before(
+    router: ScriptedRouter, pools: ScriptedPools
+) -> None:
+    assert router.wanted is not None
+    want(router, CHAT)
+    await until(lambda: router.wanted is not None and router.wanted.is_served(CHAT))
+    want(router, NEWER)
+    assert not router.wanted.is_served(NEWER)
+    await until(lambda: router.wanted is not None and router.wanted.is_served(NEWER))
+    assert pools.done == ["add /m/1", "exchange /m/2"]
+
+
+@scenario
+async def test_a_further_name_goes_to_the_latest_that_wants_it(router: ScriptedRouter, pools: ScriptedPools) -> None:
+    named = {"aliases": ["chat"]}
+    want(router, WantedModel("chat.1", "/m/1", named))
+    await until(lambda: pools.aliases == {"chat.1": ("chat",)})
+    want(router, WantedModel("chat.2", "/m/2", named))
+    await until(lambda: pools.aliases == {"chat.1": (), "chat.2": ("chat",)})

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from slipstream.cluster.commands.repository_problems import problems_in_repository
 from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.status.wanted_models import WantedModel
 from tests.support.router.fake_cluster import MODEL_DIR
 from tests.support.router.language_lab import CHAT, LanguageLab, language_lab, write_language_model
@@ -168,5 +170,32 @@ def test_a_model_whose_language_model_is_not_known_is_refused(
             with refused(text):
                 await lab.client.load_model("chat_llm")
             assert wanted(lab) == []
+
+    asyncio.run(main())
+
+
+def test_a_check_names_what_a_load_would_refuse(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_language_model(models, "known", arguments={"model": CHAT})
+    write_language_model(models, "named", 'backend: "tensorrtllm"')
+    write_language_model(models, "unknown", arguments={"model": "gone"})
+    write_language_model(models, "wrong", arguments={"model": str(MODEL_DIR), "max_num_seqs": "many"})
+    config = RepositoryConfig((str(models),), language_models={"named": str(MODEL_DIR)})
+    found = [str(problem) for problem in problems_in_repository(config, {CHAT})]
+    assert len(found) == 2, found
+    assert found[0].startswith(f"{models}/unknown/1: it is not known which language model serves 'unknown'")
+    assert "max_num_seqs cannot be read" in found[1]
+
+
+def test_a_cache_that_is_smaller_than_a_sequence_bounds_the_length(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = """backend: "tensorrtllm"
+            parameters { key: "gpt_model_path" value { string_value: "DIRECTORY" } }
+            parameters { key: "max_tokens_in_paged_kv_cache" value { string_value: "1000" } }"""
+        write_language_model(tmp_path / "models", "chat_llm", config.replace("DIRECTORY", str(MODEL_DIR)))
+        async with language_lab(tmp_path, sources=[], joins=False) as lab:
+            await until(lambda: bool(wanted(lab)))
+            (model,) = wanted(lab)
+            assert model.settings == {"engine": {"num_pages": 63, "max_model_len": 1008}}
 
     asyncio.run(main())

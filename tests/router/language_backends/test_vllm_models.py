@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -231,5 +232,26 @@ def test_a_key_of_the_configuration_names_the_model(tmp_path: Path) -> None:
         write_language_model(tmp_path / "models", "chat_llm")
         async with language_lab(tmp_path, language_models={"chat_llm": "demo"}) as lab:
             assert await lab.text("chat_llm", "say yes") == "yes!"
+
+    asyncio.run(main())
+
+
+def test_tokens_count_for_the_limits_and_the_usage_of_a_key(tmp_path: Path) -> None:
+    async def main() -> None:
+        write_language_model(tmp_path / "models", "chat_llm", arguments=CHAT_LLM)
+        keys, secret = tmp_path / "keys.yaml", hashlib.sha256(b"mine").hexdigest()
+        keys.write_text(f"keys: [{{name: lab, sha256: {secret}, tenant: lab, tokens_per_minute: 40}}]")
+        keys.chmod(0o600)
+        body = {"text_input": "count", "parameters": {"max_tokens": 30, "ignore_eos": True}}
+        async with language_lab(tmp_path, keys=keys) as lab:
+            path = "/v2/models/chat_llm/generate"
+            assert (await lab.post_raw(path, body))[0] == 401
+            for expected in (200, 200, 429):  # what goes beyond the limit is a debt
+                status, answer = await lab.post_raw(path, body, "mine")
+                assert status == expected, answer
+            _, usage = await lab.get("/v1/usage", "mine")
+            (account,) = json.loads(usage)["data"]
+            assert (account["model"], account["num_requests"], account["completion_tokens"]) == ("chat_llm", 2, 60)
+            assert account["prompt_tokens"] > 0
 
     asyncio.run(main())

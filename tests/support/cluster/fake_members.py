@@ -130,6 +130,7 @@ class FakeRouter(FakeMember):
         await asyncio.Event().wait()
         raise AssertionError("nothing is wanted")
 
+    async def wanted_model_served(self, model: WantedModel) -> None: ...
     async def wanted_model_failed(self, model: WantedModel, reason: str) -> None: ...
     async def remove_model(self, model: str, deadline_s: float) -> None:
         self.removed.append(model)

@@ -24,6 +24,7 @@ from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.endpoints_config import EndpointsConfig
 from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
+from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.tensor_memory.region_pool import RegionPool
@@ -110,7 +111,7 @@ class EndpointSite:
 
 @contextlib.asynccontextmanager
 async def endpoint_site(
-    models: FakeTensorService, config: EndpointsConfig, *, keys: Path | None = None
+    models: FakeTensorService, config: EndpointsConfig, *, keys: Path | None = None, store: Path | None = None
 ) -> AsyncIterator[EndpointSite]:
     """Ends with nothing leased and nothing running."""
     access = Access(AccessConfig(str(keys)) if keys is not None else None)
@@ -118,7 +119,8 @@ async def endpoint_site(
     service = FakeService(lambda _: Script([]))
     with RegionPool(64 << 20) as pool:
         kserve = KServeServer(models, models)
-        front = Front(Catalog(), service, lambda *_: None, lambda: 0, RouterConfig(HttpConfig(port=0)), access)
+        router = RouterConfig(HttpConfig(port=0), store=StoreConfig(directory=str(store) if store else None))
+        front = Front(Catalog(), service, lambda *_: None, lambda: 0, router, access)
         front.serve_tensors(KServeApi(kserve, pool, KServeHttpConfig(), access))
         endpoints = TensorEndpoints(config, kserve, pool, access, front.flow.bodies)
         front.serve_endpoints(endpoints)
@@ -131,10 +133,13 @@ async def endpoint_site(
             body_places=front.body_places,
         )
         port = await server.start()
+        opened = contextlib.AsyncExitStack()
         try:
+            front.open(opened)
             yield EndpointSite(models, front, port, pool, endpoints)
         finally:
             await server.stop()
+            await opened.aclose()
             await access.close()
             await service.close()
         assert (pool.usage.num_leases, models.num_leased, models.running) == (0, 0, set())

@@ -17,6 +17,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import KServeGrpcConfig, TensorMetricsConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
@@ -93,22 +94,21 @@ class LanguageLab:
         status, data = await self.post_raw(path, body)
         return status, orjson.loads(data)
 
-    async def post_raw(self, path: str, body: object) -> tuple[int, bytes]:
+    async def post_raw(self, path: str, body: object, key: str = "") -> tuple[int, bytes]:
+        data = orjson.dumps(body)
+        return await self._call(f"POST {path} HTTP/1.1\r\nContent-Length: {len(data)}\r\n", key, data)
+
+    async def get(self, path: str, key: str = "") -> tuple[int, str]:
+        status, answer = await self._call(f"GET {path} HTTP/1.1\r\n", key, b"")
+        return status, answer.decode()
+
+    async def _call(self, head: str, key: str, body: bytes) -> tuple[int, bytes]:
         client = await Client.connect(self.addresses.http.port)
         try:
-            data = orjson.dumps(body)
-            client.send(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+            authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+            client.send(f"{head}Host: x\r\n{authorization}\r\n".encode() + body)
             status, _, answer = await client.response()
             return status, answer
-        finally:
-            await client.close()
-
-    async def get(self, path: str) -> tuple[int, str]:
-        client = await Client.connect(self.addresses.http.port)
-        try:
-            client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            status, _, answer = await client.response()
-            return status, answer.decode()
         finally:
             await client.close()
 
@@ -169,6 +169,7 @@ async def language_lab(
     step_s: float = 0.001,
     joins: bool = True,
     has_instances: bool = False,
+    keys: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[LanguageLab]:
     """The repository is `tmp_path / "models"`. At the end nothing may be left of any request."""
@@ -183,7 +184,9 @@ async def language_lab(
     )
     instances = tmp_path / "i.sock"
     models = [ModelSource(CHAT, MODEL_DIR)] if sources is None else sources
-    router = Router(RouterConfig(HttpConfig(port=0)), models, TOKEN, repository=repository, instances_path=instances)
+    access = AccessConfig(str(keys)) if keys is not None else AccessConfig()
+    config = RouterConfig(HttpConfig(port=0), access=access)
+    router = Router(config, models, TOKEN, repository=repository, instances_path=instances)
     addresses = await router.start()
     assert addresses.repository is not None
     assert addresses.repository.grpc is not None

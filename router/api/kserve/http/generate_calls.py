@@ -19,7 +19,7 @@ from slipstream.router.http.exchange import JSON
 from slipstream.router.http.reader import Request
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
-from slipstream.router.tensors.infer_request import InferRequest, InferResponse
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse, RequestTokens
 from slipstream.router.tensors.model_spec import ModelSpec
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -49,8 +49,8 @@ class GenerateCalls:
     async def generate(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         """Raises InferError, HttpError."""
         spec = self._service.spec_of(target.name, target.version)
-        with AdmittedRequest(self._limits, exchange, target.name):
-            await self._generate(self._submitted(request, exchange, target, spec), exchange)
+        with AdmittedRequest(self._limits, exchange, target.name) as admitted:
+            await self._generate(self._submitted(request, exchange, target, spec, admitted.tokens), exchange)
 
     async def _generate(self, waiter: ResponseWaiter, exchange: ApiExchange) -> None:
         try:
@@ -75,8 +75,8 @@ class GenerateCalls:
         """Each response is an event, and so is an error; one that comes first gives the answer its status. Raises
         InferError, HttpError for a request that is refused."""
         spec = self._service.spec_of(target.name, target.version)
-        with AdmittedRequest(self._limits, exchange, target.name):
-            await self._stream(self._submitted(request, exchange, target, spec), exchange)
+        with AdmittedRequest(self._limits, exchange, target.name) as admitted:
+            await self._stream(self._submitted(request, exchange, target, spec, admitted.tokens), exchange)
 
     async def _stream(self, waiter: ResponseWaiter, exchange: ApiExchange) -> None:
         try:
@@ -110,11 +110,11 @@ class GenerateCalls:
             release(response)
 
     def _submitted(
-        self, request: Request, exchange: ApiExchange, target: CallTarget, spec: ModelSpec
+        self, request: Request, exchange: ApiExchange, target: CallTarget, spec: ModelSpec, tokens: RequestTokens
     ) -> ResponseWaiter:
         if request.headers.get(b"content-encoding", b"identity") != IDENTITY.encode():
             raise InferError("Unsupported content-encoding, only 'identity' is supported.")
-        infer = self._maker.new(target, exchange)
+        infer = self._maker.new(target, exchange, tokens)
         self._fill(infer, request, spec)
         waiter = ResponseWaiter()
         waiter.submit(infer, self._service)

@@ -23,7 +23,7 @@ from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.http.reader import Request
 from slipstream.router.tensor_memory.region_pool import RegionLease, RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
-from slipstream.router.tensors.infer_request import InferRequest, InferResponse
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse, RequestTokens
 from slipstream.router.tensors.model_spec import ModelSpec
 
 AT_ONCE_BYTES = 64 * 1024  # of an answer are joined and given to the socket in one piece
@@ -40,7 +40,7 @@ class RequestMaker:
     def __init__(self, forward_headers: str) -> None:
         self._forwarded = re.compile(forward_headers) if forward_headers else None
 
-    def new(self, target: CallTarget, exchange: ApiExchange) -> InferRequest:
+    def new(self, target: CallTarget, exchange: ApiExchange, tokens: RequestTokens) -> InferRequest:
         context = exchange.context
         return InferRequest(
             target.name,
@@ -49,6 +49,7 @@ class RequestMaker:
             request_id=exchange.request_id,
             trace_id=context.trace_id,
             received_s=time.monotonic(),
+            tokens=tokens,
         )
 
     def forward_headers(self, request: Request, infer: InferRequest) -> None:
@@ -86,8 +87,8 @@ class InferCalls:
         spec = self._service.spec_of(target.name, target.version)
         if spec.is_decoupled:
             raise InferError(DECOUPLED, InferErrorCode.UNSUPPORTED)
-        with AdmittedRequest(self._limits, exchange, target.name):
-            infer = self._maker.new(target, exchange)
+        with AdmittedRequest(self._limits, exchange, target.name) as admitted:
+            infer = self._maker.new(target, exchange, admitted.tokens)
             form = await self._read(request, infer, spec)
             if infer.sequence is not None:
                 self._refuse_repeated(exchange, infer)

@@ -12,7 +12,8 @@ import orjson
 
 from slipstream.router.api.openai.batches.batch import BatchProblem
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = (*GENERATING, "/v1/embeddings", "/v1/rerank")  # the latter two where tensor models serve them
 MAX_PROBLEMS = 100  # reported
 MAX_ID_CHARS = 512
 MAX_SHOWN = 64

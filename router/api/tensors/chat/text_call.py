@@ -27,9 +27,8 @@ OTHER_OUTPUTS = {  # roles, and how the models of the vllm backend call them
     "completion_tokens": ("completion_tokens", "num_output_tokens"),
 }
 # Inputs of the vllm backend, by which it says more, and only the answer.
-SWITCHES = (
-    *("exclude_input_in_output", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"),
-)
+WITHOUT_PROMPT = "exclude_input_in_output"
+SWITCHES = (WITHOUT_PROMPT, "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 REASONS = ("stop", "length")
 
 EndReason = Literal["stop", "length"]
@@ -61,7 +60,10 @@ class TextCall:
     async def pieces(
         self, prompt: str, fields: Mapping[str, Any], *, streams: bool, system: str = ""
     ) -> AsyncGenerator[TextPiece, None]:
-        """The answer, as it comes."""
+        """The answer, as it comes. A decoupled model that cannot leave the prompt out of a whole answer streams it to a
+        client that does not: the pieces of a stream are of the answer alone."""
+        spec = self._model.spec
+        streams = streams or (spec.is_decoupled and self._tensors.input_of(WITHOUT_PROMPT) is None)
         inputs = {self._text.name: self._layout.placed(self._text, text_array([prompt]))}
         left = dict(fields)
         for role, value in {**fields, "stream": streams, "system": system}.items():
@@ -70,7 +72,7 @@ class TextCall:
                 left.pop(role, None)
                 inputs[tensor.name] = self._array(tensor, value)
         for name in SWITCHES:
-            tensor = next((one for one in self._model.spec.inputs if one.name == name), None)
+            tensor = next((one for one in spec.inputs if one.name == name), None)
             if tensor is not None and tensor.datatype == "BOOL" and tensor.name not in inputs:
                 inputs[name] = self._array(tensor, True)
         wanted = [self._output.name, *self._others.values()]

@@ -30,7 +30,7 @@ PATH = "/v1/images/generations"
 PROMPTS = ("text", "text_input")
 IMAGES = ("image", "images", "generated_image")
 MAX_SEED = 2**63 - 1
-PIXELS = NUMBERS | {"UINT8", TEXT}
+PIXELS = NUMBERS | {"UINT8", TEXT}  # datatypes of an output
 OTHER_NAMES = {"steps": ("num_inference_steps",), "guidance": ("guidance_scale",)}
 
 
@@ -74,7 +74,7 @@ class ImageRun:
         self._layout = call.layout(self._model)
         self._tensors = call.tensors(self._model, config.inputs)
         self._prompt = self._tensors.text_input("prompt", PROMPTS)
-        self._output = self._tensors.output(config.output, frozenset(PIXELS), IMAGES)
+        self._output = self._tensors.output(config.output, PIXELS, IMAGES)
 
     async def images(self) -> list[Array | bytes]:
         """One for each that was asked for. Raises HttpError."""

@@ -52,13 +52,16 @@ class EndpointTable:
         """Raises HttpError: 404 for an unknown name, 403 if the key does not allow it."""
         found = self._by_kind[kind].get(asked)
         if found is None:
-            names = [name for name, one in self._by_kind[kind].items() if caller.may_use(one.name)]
-            shown = ", ".join(map(repr, names[:MAX_NAMES_SHOWN])) or "none that this API key may use"
+            shown = ", ".join(map(repr, self.names(kind, caller)[:MAX_NAMES_SHOWN])) or "none that this API key may use"
             message = f"The model {asked!r} does not exist for {kind}; this server has {shown}."
             raise HttpError(404, message, param="model", code="model_not_found")
         if caller.key is not None:
             caller.check(found.name, caller.key.max_priority)
         return found
+
+    def names(self, kind: EndpointKind, caller: Caller) -> list[str]:
+        """Those that the caller may use."""
+        return [name for name, one in self._by_kind[kind].items() if caller.may_use(one.name)]
 
     def __iter__(self) -> Iterator[NamedEndpoint]:
         """Each endpoint once."""

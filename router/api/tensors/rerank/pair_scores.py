@@ -13,7 +13,7 @@ from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
 from slipstream.router.api.tensors.models.endpoint_call import EndpointCall, EndpointServer
 from slipstream.router.api.tensors.models.endpoint_errors import misconfigured
 from slipstream.router.api.tensors.models.model_caller import ModelCaller, all_of
-from slipstream.router.api.tensors.models.model_tensors import NUMBERS
+from slipstream.router.api.tensors.models.model_tensors import NUMBERS, ModelTensors
 from slipstream.router.api.tensors.models.tensor_arrays import Array
 from slipstream.router.api.tensors.rerank.activation import scores_of
 from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizers
@@ -99,10 +99,7 @@ class PairRun:
         self.tokens = None if "query" in config.inputs else TokenInputs.of(self._tensors)
 
     async def of_texts(self, pairs: Sequence[Pair]) -> Array:
-        query = self._tensors.text_input("query", QUERIES)
-        document = self._tensors.text_input("document", DOCUMENTS)
-        if document.name == query.name:
-            raise misconfigured(self._model.endpoint, "inputs.query and inputs.document must name two inputs")
+        query, document = text_inputs(self._tensors)
         most = self.layout.num_rows(document, 0)
 
         async def part(begin: int) -> Array:
@@ -124,3 +121,11 @@ class PairRun:
         """One text is enough for a model that takes a query and many documents."""
         takes_one = not self.layout.spec.max_batch_size and tensor.dims == (1,)
         return self.layout.placed(tensor, text_array(texts[:1] if takes_one else texts))
+
+
+def text_inputs(tensors: ModelTensors) -> tuple[TensorSpec, TensorSpec]:
+    """Those of query and document. Raises HttpError."""
+    query, document = tensors.text_input("query", QUERIES), tensors.text_input("document", DOCUMENTS)
+    if document.name == query.name:
+        raise misconfigured(tensors.endpoint, "inputs.query and inputs.document must name two inputs")
+    return query, document

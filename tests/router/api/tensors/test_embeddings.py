@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import openai
+import orjson
 import pytest
 
+from slipstream.router.api.openai.batches import batch_run, batch_runner
 from slipstream.router.config.endpoints_config import EmbeddingsEndpoint, EndpointsConfig
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.model_spec import TensorSpec
@@ -319,3 +321,28 @@ async def test_keys_bound_who_may_use_it_and_how_much(tmp_path: Path) -> None:
             await client.embeddings.create(model="small", input="red")
             usage = await client.get("/usage", cast_to=dict)
         assert [(one["tenant"], one["prompt_tokens"]) for one in usage["data"]] == [("all", 3)]
+
+
+@in_loop
+async def test_a_batch_may_embed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(batch_runner, "LOOK_EVERY_S", 0.02)
+    models, config = of_text(letters, normalize=False)
+    url = "/v1/embeddings"
+    lines = [
+        {"custom_id": text, "method": "POST", "url": url, "body": {"model": "words", "input": text}} for text in "abc"
+    ]
+    async with endpoint_site(models, config, store=tmp_path) as site, site.client() as client:
+        text = b"".join(orjson.dumps(one) + b"\n" for one in lines)
+        file = await client.files.create(file=("in.jsonl", text), purpose="batch")
+        batch = await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+
+        async def is_over() -> bool:
+            return (await client.batches.retrieve(batch.id)).status in ("completed", "failed")
+
+        await until(is_over)
+        done = (await client.batches.retrieve(batch.id)).output_file_id
+        assert done is not None
+        answers = [orjson.loads(one) for one in (await client.files.content(done)).text.splitlines()]
+        vectors = {one["custom_id"]: one["response"]["body"]["data"][0]["embedding"] for one in answers}
+        assert vectors == {"a": [1, 0, 0], "b": [0, 1, 0], "c": [0, 0, 1]}

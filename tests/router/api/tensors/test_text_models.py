@@ -150,6 +150,17 @@ async def test_fields_are_inputs_where_there_is_one_and_else_parameters() -> Non
 
 
 @in_loop
+async def test_a_model_that_would_repeat_the_prompt_in_a_whole_answer_is_asked_for_a_stream() -> None:
+    models, config = rag()
+    stream = TensorSpec("stream", "BOOL", (1,), is_optional=True)
+    models.add(tensor_model("rag", [QUERY, stream], [RESPONSE], 8, is_decoupled=True), words)
+    async with endpoint_site(models, config) as site, site.client() as client:
+        answer = await client.chat.completions.create(model="rag", messages=HELLO)
+        assert answer.choices[0].message.content == "red green blue "
+        assert inputs_of(models.submitted[0])["stream"] == [True]
+
+
+@in_loop
 async def test_a_model_may_get_all_messages(tmp_path: Path) -> None:
     models, config = rag(prompt="json")
     async with endpoint_site(models, config) as site, site.client() as client:
@@ -239,3 +250,4 @@ async def test_other_names_are_those_of_language_models() -> None:
     async with endpoint_site(models, config) as site:
         status, error = await site.error("/v1/chat/completions", {"model": "other", "messages": HELLO})
         assert (status, error["code"]) == (404, "model_not_found")
+        assert error["message"] == "The model 'other' does not exist; this server has 'rag'."

@@ -128,7 +128,7 @@ def test_a_failed_step_fails_the_request_and_cancels_the_others() -> None:
     lab.fail_step("a", InferError("no", InferErrorCode.UNAVAILABLE, FailureReason.REJECTED))
     assert lab.error is not None
     assert (lab.error.message, lab.error.code) == ("in ensemble 'E', no", InferErrorCode.UNAVAILABLE)
-    assert lab.error.reason is FailureReason.REJECTED
+    assert lab.error.reason is FailureReason.OTHER
     assert lab.cancelled == [other]
     assert lab.run.num_running == 1
     lab.answer("b", OUT=1)

@@ -12,7 +12,17 @@ from slipstream.router.observability.explain.explain_infer import infer_explanat
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.workers.instances import instance_table
-from tests.support.router.ensemble_models import ADD_ONE, ADD_UP, COUNT_UP, DECOUPLED, PLAIN, SUM, chain, ensemble
+from tests.support.router.ensemble_models import (
+    ADD_ONE,
+    ADD_UP,
+    COUNT_UP,
+    DECOUPLED,
+    ONE_IN,
+    PLAIN,
+    SUM,
+    chain,
+    ensemble,
+)
 from tests.support.router.in_loop import in_loop
 from tests.support.router.repository_lab import repository_lab
 from tests.support.router.until import until
@@ -203,3 +213,31 @@ async def test_a_tensor_outlives_the_instance_that_has_made_it(tmp_path: Path) -
         busy = asyncio.create_task(lab.infer("slow", 1))
         assert await lab.infer("chain", *LARGE) == [[value + 1 for value in LARGE]]
         await busy
+
+
+@in_loop
+async def test_an_output_has_the_labels_of_the_model_that_gives_it(tmp_path: Path) -> None:
+    out = 'output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] label_filename: "labels.txt" }'
+    labelled = f"{ONE_IN} {out}"
+    async with repository_lab(tmp_path, {**ONE, "named": (PLAIN, ADD_ONE), "two": chain("one", "named")}) as lab:
+        lab.write("named", labelled, ADD_ONE)
+        (lab.folder / "named" / "labels.txt").write_text("cat\ndog\n")
+        await lab.repository.load("two")
+        assert lab.service.spec_of("two").outputs[0].labels == ("cat", "dog")
+
+
+@in_loop
+async def test_no_more_requests_are_in_a_step_than_the_configuration_says(tmp_path: Path) -> None:
+    text, _ = chain("size", "size", tensors=f"{PLAIN} max_batch_size: 8")
+    limited = text.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 2", 1)
+    batching = f"{PLAIN} max_batch_size: 8 dynamic_batching {{ }}"
+    async with repository_lab(tmp_path, {"size": (batching, BATCH_SIZE), "sizes": (limited, "")}) as lab:
+        requests = [lab.submit("sizes", 1) for _ in range(6)]
+        requests[3][0].cancel()  # while it waits
+        await until(lambda: all(answers.ended.is_set() for _, answers in requests))
+        assert [len(answers.values) for _, answers in requests] == [1, 1, 1, 0, 1, 1]
+        runs = [step.record for record in lab.service.history.latest() for step in record.steps]
+        first = [run for run in runs if run.request_id.endswith(".1")]
+        for run in first:
+            same_time = [one for one in first if one.queued_s <= run.queued_s < (one.ended_s or 0.0)]
+            assert len(same_time) <= 2

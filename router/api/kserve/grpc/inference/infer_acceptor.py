@@ -19,7 +19,7 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
-from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
+from slipstream.router.tensors.infer_request import InferRequest, RequestTokens, ResponseReceiver
 from slipstream.router.tensors.infer_service import Submission
 
 
@@ -34,6 +34,7 @@ class AcceptedRequest:
     is_decoupled: bool
     wants_empty_final: bool
     permit: Permit | None
+    tokens: RequestTokens
 
 
 class InferAcceptor:
@@ -77,14 +78,14 @@ class InferAcceptor:
         try:
             accepted = self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
         except BaseException:
-            self._limits.settle(permit, has_failed=True)
+            self._limits.settle(permit, RequestTokens(), has_failed=True)
             raise
         self._num_running += 1
         return accepted
 
     def settle(self, accepted: AcceptedRequest, *, has_failed: bool) -> None:
         """The request has ended."""
-        self._limits.settle(accepted.permit, has_failed=has_failed)
+        self._limits.settle(accepted.permit, accepted.tokens, has_failed=has_failed)
         self._num_running -= 1
         if not self._num_running:
             self._is_idle.set()
@@ -102,9 +103,12 @@ class InferAcceptor:
         if spec.is_decoupled and not in_stream:
             text = "ModelInfer RPC doesn't support models with decoupled transaction policy"
             raise InferError(text, InferErrorCode.UNSUPPORTED)
-        request = InferRequest(message.model, tenant=tenant, received_s=time.monotonic())
+        tokens = RequestTokens()
+        request = InferRequest(message.model, tenant=tenant, received_s=time.monotonic(), tokens=tokens)
         wants_empty_final = self._reader.read(message, request)
         metadata.apply(request)
         outputs = ClientOutputs(request.requested, spec)
         submission = self._service.submit(request, receiver)
-        return AcceptedRequest(request.request_id, submission, outputs, spec.is_decoupled, wants_empty_final, permit)
+        return AcceptedRequest(
+            request.request_id, submission, outputs, spec.is_decoupled, wants_empty_final, permit, tokens
+        )

@@ -13,7 +13,7 @@ from openai.types import Batch
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.api.openai.batches import batch_run, batch_runner
 from slipstream.router.api.openai.batches.batch import FINAL
-from slipstream.router.api.openai.batches.batch_input import ENDPOINTS
+from slipstream.router.api.openai.batches.batch_input import GENERATING
 from slipstream.router.config.batches_config import BatchesConfig
 from tests.support.router.fake_cluster import MODEL, front, openai_client, run
 from tests.support.router.until import until
@@ -108,8 +108,8 @@ def test_a_batch_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
                 body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h", **fields}
                 status, _, answer = await site.request("POST", "/v1/batches", body)
                 assert (status, orjson.loads(answer)["error"]["param"]) == (400, param)
-                if param == "endpoint":  # each of them is served, and `slipstream batch` accepts the same ones
-                    assert f"must be {' or '.join(ENDPOINTS)}, got" in orjson.loads(answer)["error"]["message"]
+                if param == "endpoint":  # each of them is served; no tensor model is
+                    assert f"must be {' or '.join(GENERATING)}, got" in orjson.loads(answer)["error"]["message"]
             with pytest.raises(NotFoundError, match="file-none"):
                 await client.batches.create(input_file_id="file-none", endpoint=CHAT, completion_window="24h")
             with pytest.raises(NotFoundError):

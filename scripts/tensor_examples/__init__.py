@@ -1,0 +1,1 @@
+"""Example models for the endpoints of OpenAI's shape over tensor models."""
