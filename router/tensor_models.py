@@ -137,7 +137,7 @@ class TensorModels:
         return RepositoryAddresses(
             unix_path or None,
             instances,
-            await self._serve_grpc(access, pool, cleanup),
+            await self._serve_grpc(front, access, pool, cleanup),
             await self._serve_metrics(front, pool, cleanup),
         )
 
@@ -194,12 +194,16 @@ class TensorModels:
         log.error("language model %r cannot be served: %s", model.name, reason)
         self._links.failed(model, reason)
 
-    async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
+    async def _serve_grpc(
+        self, front: Front, access: Access, pool: RegionPool, cleanup: AsyncExitStack
+    ) -> Endpoint | None:
         if self._config.grpc.port is None:
             return None
         from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer  # and with it grpcio
 
-        self._grpc = server = GrpcServer(self._config.grpc, self.server, access, pool, host=self._host)
+        self._grpc = server = GrpcServer(
+            self._config.grpc, self.server, access, pool, host=self._host, tracer=front.tracer
+        )
         port = await server.start()
         cleanup.push_async_callback(server.stop, GRPC_GRACE_S)
         return Endpoint(self._config.grpc.host or self._host, port)

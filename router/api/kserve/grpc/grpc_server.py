@@ -17,6 +17,7 @@ from slipstream.router.api.kserve.grpc.inference.infer_acceptor import InferAcce
 from slipstream.router.api.kserve.grpc.rpc_table import RpcTable
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig
+from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.tensor_memory.region_pool import RegionPool
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1
@@ -28,11 +29,18 @@ class GrpcServer:
     configuration has none; large inputs go to `pool`."""
 
     def __init__(
-        self, config: KServeGrpcConfig, server: KServeServer, access: Access, pool: RegionPool, *, host: str
+        self,
+        config: KServeGrpcConfig,
+        server: KServeServer,
+        access: Access,
+        pool: RegionPool,
+        *,
+        host: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self._host = config.host or host
-        self._acceptor = InferAcceptor(server, access, pool, config.forward_headers)
+        self._acceptor = InferAcceptor(server, access, pool, config.forward_headers, tracer)
         self._table = RpcTable(server, self._acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
         self._server: grpc.aio.Server | None = None
 
