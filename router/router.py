@@ -324,12 +324,13 @@ class Router:
         """Accept no new requests and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
         self.service.stop_admission()
+        if self.tensors is not None:
+            self.tensors.stop_admission()
         self._end_listening_at_path()
         if self.tensors is None:
             await self._server.drain(deadline_s)
-            return
-        self.tensors.stop_admission()
-        await asyncio.gather(self._server.drain(deadline_s), self.tensors.drain(deadline_s))
+        else:
+            await asyncio.gather(self._server.drain(deadline_s), self.tensors.drain(deadline_s))
 
     async def stop(self) -> None:
         """End the requests that still run (streams get an error event) and close everything. Safe to call twice."""
