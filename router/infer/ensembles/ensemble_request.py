@@ -83,7 +83,7 @@ class EnsembleRequest:
             asyncio.get_running_loop().call_soon(self._settle)
 
     def cancel(self) -> None:
-        self._run.cancel()
+        self._run.cancel(self._active.cancellation)
         self._after_event()
 
     def start_step(self, run: StepRun) -> None:

@@ -24,7 +24,7 @@ from slipstream.router.infer.ensembles.held_tensors import (
     sequence_parameters,
     sequence_said,
 )
-from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import (
     InferRequest,
     InferResponse,
@@ -184,11 +184,10 @@ class EnsembleRun:
         if is_over and not self._has_ended:
             self._end_without_response()
 
-    def cancel(self) -> None:
-        """The client does not want it any more."""
+    def cancel(self, error: InferError) -> None:
+        """Its end is this error."""
         if not self._has_ended:
-            text = "the request was cancelled by its client"
-            self._end_all(InferError(text, InferErrorCode.CANCELLED, FailureReason.CANCELED))
+            self._end_all(error)
 
     def _take_outputs(self, run: StepRun, wave: Wave, response: InferResponse, lease: SharedLease) -> list[str]:
         """Returns the tensors of the ensemble that are there now, those included that the model has left out."""
