@@ -126,11 +126,11 @@ class ModelLinks:
 
     async def _meant(self, draft: ModelDraft, version: str, settings: LanguageSettings) -> WantedModel:
         named = self._named.get(draft.name, "")
-        if named and is_name(named) and named != draft.name and (draft.folder.parent / named).is_dir():
-            return await self._of_repository(draft.name, named)
         for asked in [named] if named else settings.asked:
             if self._is_of_cluster(asked):
                 return WantedModel(asked, str(self._directories.directory_of(asked)))
+            if (named or not settings.path) and is_beside(asked, draft):
+                return await self._of_repository(draft.name, asked)
         if named and is_name(named):
             text = f"repository.language_models.{draft.name} is {named!r}, and no such model is served"
             raise LoadError(f"Invalid argument: {text}")
@@ -161,7 +161,7 @@ class ModelLinks:
                 while named not in self._links:
                     await self._news.wait()
         except TimeoutError:
-            text = f"repository.language_models.{model} is {named!r}, a model of the repository that is not loaded"
+            text = f"the language model of '{model}' is to be {named!r}, a model of the repository that is not loaded"
             raise LoadError(f"Unavailable: {text}") from None
         return self._links[named][-1]
 
@@ -184,6 +184,11 @@ class ModelLink:
 
     def release(self) -> None:
         self._links.release(self._wanted)
+
+
+def is_beside(named: str, draft: ModelDraft) -> bool:
+    """Whether it is the name of another model of the same repository."""
+    return is_name(named) and named != draft.name and (draft.folder.parent / named).is_dir()
 
 
 def is_name(named: str) -> bool:
