@@ -30,6 +30,7 @@ from slipstream.router.language_backends.generation.generation_run import Genera
 from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
 from slipstream.router.language_backends.model_links import ModelLinks
 from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
@@ -45,7 +46,7 @@ from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
-BACKENDS = frozenset(("", *EXECUTED_BY_INSTANCES, *LANGUAGE_BACKENDS))  # "": ensembles
+BACKENDS = EXECUTED_BY_INSTANCES | {"", *LANGUAGE_BACKENDS}  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
@@ -224,4 +225,12 @@ class TensorModels:
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
     cache = HostCache(config.download_folder, config.download_max_gib)
-    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache, backends=BACKENDS)
+    further = BackendDirectory(Path(config.backend_directory) if config.backend_directory is not None else None)
+    return ReadOptions(
+        config.config_name,
+        config.auto_complete,
+        devices,
+        cache=cache,
+        backends=BACKENDS,
+        backend_directory=further,
+    )
