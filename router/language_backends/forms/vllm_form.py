@@ -103,9 +103,10 @@ class VllmForm:
 def flag(name: str, values: RequestValues, parameters: Mapping[str, Any]) -> bool | None:
     """An input of the first row or, where there is none, a parameter: an ensemble passes those on, but no inputs that
     it does not map. None: neither. Raises InferError."""
-    given = values.one(name, 0)
-    if given is not None or name not in parameters:
-        return given
+    if name in values:
+        return bool(values.one(name, 0))
+    if name not in parameters:
+        return None
     try:
         return bool(boolean(parameters[name]))
     except ValueError:
