@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from slipstream.router.catalog.catalog import Catalog
-from slipstream.router.language_backends.settings.language_settings import LanguageSettings, path_of, unknown_model
+from slipstream.router.language_backends.settings.language_settings import (
+    LanguageSettings,
+    is_beside,
+    is_name,
+    path_of,
+    unknown_model,
+)
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
@@ -184,13 +190,3 @@ class ModelLink:
 
     def release(self) -> None:
         self._links.release(self._wanted)
-
-
-def is_beside(named: str, draft: ModelDraft) -> bool:
-    """Whether it is the name of another model of the same repository."""
-    return is_name(named) and named != draft.name and (draft.folder.parent / named).is_dir()
-
-
-def is_name(named: str) -> bool:
-    """Whether it is the name of a model, and no path or address."""
-    return "/" not in named and not named.startswith(".")

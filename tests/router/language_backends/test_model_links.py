@@ -181,6 +181,7 @@ def test_a_model_whose_language_model_is_not_known_is_refused(
 def test_a_check_names_what_a_load_would_refuse(tmp_path: Path) -> None:
     models = tmp_path / "models"
     write_language_model(models, "known", arguments={"model": CHAT})
+    write_language_model(models, "beside", arguments={"model": "known"})
     write_language_model(models, "named", 'backend: "tensorrtllm"')
     write_language_model(models, "unknown", arguments={"model": "gone"})
     write_language_model(models, "wrong", arguments={"model": str(MODEL_DIR), "max_num_seqs": "many"})
