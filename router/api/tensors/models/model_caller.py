@@ -28,7 +28,8 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class ModelCaller:
     """`endpoint` is the name that errors have. Every call is a tensor request with the tenant, the id and the trace of
-    the HTTP request; the second and later ones have a number behind the id. All methods raise HttpError."""
+    the HTTP request; the second and later ones have a number behind the id. So many run at a time as `MAX_CALLS` says.
+    All methods raise HttpError."""
 
     service: InferService
     pool: RegionPool | None
@@ -45,8 +46,7 @@ class ModelCaller:
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS,
     ) -> dict[str, Array]:
         """The outputs of the model, which gives one response."""
-        async with self._running:
-            answers = [answer async for answer in self.stream(inputs, wanted, parameters)]
+        answers = [answer async for answer in self.stream(inputs, wanted, parameters)]
         if len(answers) != 1:
             raise misconfigured(self.endpoint, f"the model gave {len(answers)} responses, and one is expected")
         missing = [name for name in wanted if name not in answers[0]]
@@ -61,15 +61,16 @@ class ModelCaller:
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS,
     ) -> AsyncGenerator[dict[str, Array], None]:
         """The outputs of each response, as they come. A request whose answer is not read to the end is cancelled."""
-        waiter = ResponseWaiter()
-        try:
-            waiter.submit(self._request(inputs, wanted, parameters), self.service)
-            while (response := await waiter.next()) is not None:
-                yield outputs_of(response)
-        except InferError as error:
-            raise endpoint_error(error, self.endpoint) from error
-        finally:
-            waiter.close()
+        async with self._running:
+            waiter = ResponseWaiter()
+            try:
+                waiter.submit(self._request(inputs, wanted, parameters), self.service)
+                while (response := await waiter.next()) is not None:
+                    yield outputs_of(response)
+            except InferError as error:
+                raise endpoint_error(error, self.endpoint) from error
+            finally:
+                waiter.close()
 
     def _request(
         self, inputs: Mapping[str, Array], wanted: Sequence[str], parameters: Mapping[str, ParameterValue]
