@@ -325,7 +325,10 @@ class Router:
         if self.tensors is not None:
             self.tensors.stop_admission()
         self._end_listening_at_path()
-        await self._server.drain(deadline_s)
+        if self.tensors is None:
+            await self._server.drain(deadline_s)
+        else:
+            await asyncio.gather(self._server.drain(deadline_s), self.tensors.drain(deadline_s))
 
     async def stop(self) -> None:
         """End the requests that still run (streams get an error event) and close everything. Safe to call twice."""

@@ -30,6 +30,7 @@ from slipstream.router.language_backends.generation.generation_run import Genera
 from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
 from slipstream.router.language_backends.model_links import ModelLinks
 from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
@@ -45,7 +46,7 @@ from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
-BACKENDS = frozenset(("", *EXECUTED_BY_INSTANCES, *LANGUAGE_BACKENDS))  # "": ensembles
+BACKENDS = EXECUTED_BY_INSTANCES | {"", *LANGUAGE_BACKENDS}  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class TensorModels:
         self._instances_path = instances_path
         self._models = models
         self._links: ModelLinks
+        self._language: LanguageContext
         self.wanted = WantedModels(self._not_started, self._started)
         self.service = TensorService(config.versions)
         self.server: KServeServer
@@ -154,6 +156,10 @@ class TensorModels:
         self.service.stop_admission()
         self._links.close()
 
+    async def drain(self, deadline_s: float) -> None:
+        """Lets the requests end that language models answer: no other part of the router waits for those over gRPC."""
+        await self._language.drain(deadline_s)
+
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
 
@@ -164,7 +170,8 @@ class TensorModels:
         self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
         flow = front.flow
         generations = Generations(flow.lookup, flow.preparation, service, front.counts)
-        return partial(LanguageVersion, LanguageContext(generations, self._links, cache))
+        self._language = LanguageContext(generations, self._links, cache)
+        return partial(LanguageVersion, self._language)
 
     def _started(self) -> None:
         """The cluster has workers for a language model of the repository, as it is wanted now."""
@@ -218,4 +225,12 @@ class TensorModels:
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
     cache = HostCache(config.download_folder, config.download_max_gib)
-    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache, backends=BACKENDS)
+    further = BackendDirectory(Path(config.backend_directory) if config.backend_directory is not None else None)
+    return ReadOptions(
+        config.config_name,
+        config.auto_complete,
+        devices,
+        cache=cache,
+        backends=BACKENDS,
+        backend_directory=further,
+    )

@@ -42,6 +42,11 @@ OTHER_NAMES = {
     "TritonPythonModel",
     "PyTorch",
     "TorchScript",
+    "OpenVINO",
+    "LightGBM",
+    "TensorFlow",
+    "PaddlePaddle",
+    "NaN",
 }  # no classes of ours
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

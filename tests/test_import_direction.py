@@ -72,6 +72,7 @@ workers/process
 workers/backends workers/backends/python/model_api/tensors workers/backends/python/model_api
 workers/backends/python/import_path workers/backends/python/instance/memory workers/backends/python/instance/wire
 workers/backends/python/instance workers/backends/python workers/backends/onnxruntime workers/backends/pytorch
+workers/backends/openvino workers/backends/trees
 workers/backends/hosting workers/instances
 workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock

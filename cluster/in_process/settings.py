@@ -85,6 +85,7 @@ def flags_of(options: Options) -> dict[str, list[FlagValue]]:
         "allow-cpu-metrics": [options.metrics and options.cpu_metrics],
         "metrics-interval-ms": [options.metrics_interval],
         "metrics-config": [f"{name}={value}" for name, value in pairs(options.metrics_configuration)],
+        "backend-directory": [options.backend_directory],
         "backend-config": [f"{name}={value}" for name, value in pairs(options.backend_configuration)],
         "cache-config": [f"{name}={value}" for name, value in pairs(options.cache_config)],
         "log-verbose": [options.log_verbose],

@@ -11,10 +11,15 @@ from slipstream.cluster.triton_flags.flag_table import BY_NAME, FLAGS
 Settings = dict[str, Any]
 BACKEND_SETTINGS = (  # that have an effect
     "python,python-runtime",
+    "default-max-batch-size",
     "onnxruntime,default-max-batch-size",
     "onnxruntime,intra_op_thread_count",
     "onnxruntime,inter_op_thread_count",
+    "openvino,default-max-batch-size",
+    "fil,default-max-batch-size",
+    "fil,num_threads",
 )
+OWN_BACKENDS = ("python", "onnxruntime", "pytorch", "openvino", "fil")  # of others, any setting may have an effect
 LATENCIES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 GRPC_RESTRICTION = "triton-grpc-protocol-"  # before the header's name that a flag gives
 TRACE_SETTINGS = {
@@ -54,7 +59,8 @@ def remarks_about(given: Mapping[str, Sequence[FlagValue]]) -> Iterator[str]:
         yield "--load-model has no effect: it needs --model-control-mode=explicit"
     for value in map(str, given.get("backend-config", ())):
         setting = value.partition("=")[0].strip()
-        if setting not in BACKEND_SETTINGS:
+        is_further = "backend-directory" in given and setting.partition(",")[0] not in OWN_BACKENDS
+        if setting not in BACKEND_SETTINGS and not is_further:
             yield f"--backend-config {setting} has no effect: no backend here has this setting"
 
 

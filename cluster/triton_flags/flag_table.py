@@ -9,7 +9,7 @@ MODEL_REPOSITORY = Flag(
 )
 LOGS = "the cluster has its own logs; `slipstream status` shows where"
 EVENT_LOOP = "requests are served by an event loop"
-PLUGINS = "backends, caches and agents are part of Slipstream"
+PLUGINS = "caches and agents are part of Slipstream"
 POOLS = "memory is allocated as it is needed"
 PINGS = "gRPC's own limits count"
 
@@ -84,7 +84,7 @@ FLAGS = (
     Flag("grpc-http2-max-pings-without-data", "number", without_effect=PINGS),
     Flag("grpc-http2-min-recv-ping-interval-without-data", "number", without_effect=PINGS),
     Flag("grpc-http2-max-ping-strikes", "number", without_effect=PINGS),
-    Flag("backend-directory", without_effect=PLUGINS),
+    Flag("backend-directory", setting="repository.backend_directory"),
     Flag("repoagent-directory", without_effect=PLUGINS),
     Flag("cache-directory", without_effect=PLUGINS),
     Flag("pinned-memory-pool-byte-size", "number", without_effect=POOLS),

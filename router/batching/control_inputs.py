@@ -46,7 +46,8 @@ def correlation_bytes(correlation_id: int | str, datatype: str) -> bytes:
 
 
 class ControlInputs:
-    """Of one model. The four tuples of START, END and READY are made once."""
+    """Of one model. The four tuples of START, END and READY are made once. `has_varying_states`: the shape of a state
+    may be another after each request."""
 
     def __init__(self, spec: ModelSpec) -> None:
         batching = spec.sequence_batching or SequenceBatching()
@@ -63,6 +64,7 @@ class ControlInputs:
         not_ready = self._flag_tensors(flags, {"START": False, "END": False, "READY": False})
         self._of_empty_place = not_ready + self._correlation_tensors(0)
         self._states = batching.states
+        self.has_varying_states = any(-1 in state.dims for state in batching.states)
         self._input_names = {state.output_name: state.input_name for state in batching.states}
 
     def of(self, flags: SequenceFlags) -> tuple[Tensor, ...]:

@@ -247,7 +247,17 @@ class SequenceBatcher:
     def _tell_if_ready(self, sequence: RequestSequence, now: float) -> None:
         """The first of its waiting requests has become the first just now."""
         if sequence.slot is not None and not sequence.num_running:
+            if self._controls.has_varying_states:
+                self._compare_states(sequence)
             self._instances[sequence.slot.instance].ready(sequence, now)
+
+    def _compare_states(self, sequence: RequestSequence) -> None:
+        """Only states of equal shapes can be put one after the other in a batch."""
+        request = sequence.waiting[0]
+        flags, key = request.request.sequence, None if self._keys is None else self._keys.of(request.request)
+        is_start = flags is not None and flags.is_start
+        states = self._controls.initial_states() if is_start else sequence.states
+        request.batch_key = (key, *[state.shape for state in states.values()])
 
     def _close(self, sequence: RequestSequence) -> None:
         """Later requests with its id do not belong to it."""

@@ -65,6 +65,7 @@ class RepositoryConfig:
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     # Backend -> setting -> value, as Triton's --backend-config. The backend "" has settings for all.
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
+    backend_directory: str | None = None  # a folder with a folder for each further backend
     # Model -> how its requests are divided between its versions. Others go to the highest version.
     versions: dict[str, TensorVersionsConfig] = field(default_factory=dict)
     # Model of the repository -> the language model that answers for it: the name of one of the cluster, or a path.
@@ -115,6 +116,8 @@ class RepositoryConfig:
             raise ValueError(f"instance_port must be a port number (0: a free one), got {self.instance_port}")
         if self.download_folder == "":
             raise ValueError("download_folder must name a folder or be null, got ''")
+        if self.backend_directory == "":
+            raise ValueError("backend_directory must name a folder or be null, got ''")
         if self.download_max_gib is not None and not 0 < self.download_max_gib < float("inf"):
             raise ValueError(f"download_max_gib must be over 0 and finite, or null, got {self.download_max_gib}")
         if self.shared_memory_mib is not None and self.shared_memory_mib < 1:

@@ -283,6 +283,7 @@ class VersionRuntime:
             device=planned.device,
             revision=draft.revision_of(self.version),
             settings=self._context.settings_of(draft.backend),
+            backend_file=draft.backend_file,
         )
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))
@@ -313,6 +314,8 @@ class VersionRuntime:
             "model_name": spec.name,
         }
         outputs = {tensor.name: tensor.datatype for tensor in spec.outputs}
+        if spec.sequence_batching is not None:
+            outputs.update({state.output_name: state.datatype for state in spec.sequence_batching.states})
         instance.link.initialize(InitializeInstance(args, outputs, spec.is_decoupled))
 
     def _serve(self, name: str) -> None:

@@ -51,12 +51,20 @@ def request_fields(item: ExecuteRequest, writer: PayloadWriter, into: dict[str, 
         "timeout_us": request.timeout_us,
         "priority": request.priority,
         "parameters": request.parameters or None,
-        "outputs": [output.name for output in request.requested] if request.requested else None,
+        "outputs": wanted_outputs(request, item.extra_outputs),
         "inputs": inputs,
     }
     if into is not None:
         fields["into"] = {name: [place.region.key, place.offset, place.num_bytes] for name, place in into.items()}
     return fields
+
+
+def wanted_outputs(request: InferRequest, extra: tuple[str, ...]) -> list[str] | None:
+    """Names of outputs; None: all that the model has."""
+    if not request.requested:
+        return None
+    names = [output.name for output in request.requested]
+    return names + [name for name in extra if name not in names] if extra else names
 
 
 def null_request_fields(item: ExecuteRequest, writer: PayloadWriter) -> Json:

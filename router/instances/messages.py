@@ -21,7 +21,7 @@ class StartInstance:
     `launch` is unique. `folder` is the model's. `parameters` are those of the configuration. `environment` are further
     variables of the process. `revision` is the caller's own: by it a later router knows whether a running instance
     has the present files and configuration of the model; "": it does not take the instance over. `settings` are those
-    of `repository.backend_config` for the backend."""
+    of `repository.backend_config` for the backend. `backend_file` is the backend's code; "": it is Slipstream's own."""
 
     launch: str
     name: str
@@ -37,6 +37,7 @@ class StartInstance:
     environment: Mapping[str, str] = field(default_factory=dict)
     revision: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    backend_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,13 @@ class InitializeInstance:
 @dataclass(frozen=True, slots=True)
 class ExecuteRequest:
     """One place of a batch. `n` is unique on this link. `request` None: a place without a request, which has only
-    `extra_inputs`; its response is dropped."""
+    `extra_inputs`; its response is dropped. `extra_outputs` are outputs that the router itself needs, beside those that
+    the request asks for."""
 
     n: int
     request: InferRequest | None
     extra_inputs: tuple[Tensor, ...] = ()
+    extra_outputs: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from slipstream.router.batching.responses.response_cache import ResponseCache
@@ -35,11 +36,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LanguageContext:
-    """What all versions have in common."""
+    """What all versions have in common. `running` are their requests."""
 
     generations: Generations
     links: ModelLinks
     cache: ResponseCache | None = None
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets the requests end that run, and those that follow from them, for at most `deadline_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while self.running:
+                    await asyncio.wait(self.running)
 
 
 class LanguageVersion:
@@ -111,6 +120,8 @@ class LanguageVersion:
             return
         task = self._loop.create_task(self._serve(active, asked), name=f"generate {active.record.request_id}")
         self._running[active] = task
+        self._context.running.add(task)
+        task.add_done_callback(self._context.running.discard)
         task.add_done_callback(partial(self._served, active))
 
     def cancel(self, active: ActiveRequest) -> None:

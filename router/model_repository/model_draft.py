@@ -10,7 +10,6 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 from xxhash import xxh3_128
 
-from slipstream.router.model_repository.config.backends import unserved_faults
 from slipstream.router.model_repository.config.completion import completed_config
 from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
 from slipstream.router.model_repository.config.config_json import to_dict
@@ -22,6 +21,7 @@ from slipstream.router.model_repository.config.model_spec_reader import read_gro
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.override_files import remove_override
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.refusals import unserved_faults
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
@@ -77,6 +77,11 @@ class ModelDraft:
         return str(self.message.default_model_filename)
 
     @property
+    def backend_file(self) -> str:
+        """The code of its backend; "": the backend is Slipstream's own."""
+        return str(self.options.backend_directory.file_of(self.backend) or "")
+
+    @property
     def is_completed_by_model(self) -> bool:
         """Whether an instance is to be sent `complete_config` before `complete`, if instances execute the model."""
         return self.options.auto_complete
@@ -125,7 +130,7 @@ class ModelDraft:
             remove_override(self.folder)
 
     def _with_instances(self) -> ModelConfig:
-        raise_first(unserved_faults(self.message, self.options.backends))
+        raise_first(unserved_faults(self.message, self.options))
         config = ModelConfig()
         config.CopyFrom(self.message)
         set_instance_groups(config, self.options.devices)

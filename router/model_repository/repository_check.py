@@ -10,7 +10,6 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS, unserved_faults
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
@@ -22,6 +21,7 @@ from slipstream.router.model_repository.graph_checks import checked_graph
 from slipstream.router.model_repository.known_ensembles import circle_of
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.refusals import unserved_faults
 from slipstream.router.model_repository.repository_error import AMBIGUOUS, LoadError
 from slipstream.router.model_repository.sources.model_folder import ModelFolder
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
@@ -126,7 +126,7 @@ class ModelCheck:
             faults += tensor_faults(config)
         yield from faults
         if not faults:
-            yield from unserved_faults(config, self.options.backends)
+            yield from unserved_faults(config, self.options)
             yield from self._named_file_faults(config)
         for index, step in enumerate(config.ensemble_scheduling.step):
             if step.model_name not in self.models:
@@ -136,7 +136,7 @@ class ModelCheck:
     def _may_complete_tensors(self, config: ModelConfig) -> bool:
         """Whether the model may set what its inputs and outputs lack: a backend by its file, a Python model by its
         code."""
-        if not self.options.auto_complete or config.backend not in (*EXECUTED_BY_INSTANCES, *LANGUAGE_BACKENDS):
+        if not self.options.auto_complete or not self.options.completes(config.backend):
             return False
         if config.backend != PYTHON:
             return True

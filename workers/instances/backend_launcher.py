@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from slipstream.router.instances.messages import StartInstance
@@ -9,19 +10,23 @@ from slipstream.workers.backends.hosting.launch import backend_command
 from slipstream.workers.backends.python.launch import InstanceLaunch
 from slipstream.workers.instances.launch_command import InstanceContact, LaunchCommand, Launcher
 
+PYTHON = "python"
+PYTHON_BACKEND = "model.py"  # of a backend that is a Python model for all of its models
 KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
 
 
 class BackendLauncher:
-    """For all backends but `python`, which stands in `others` with a launcher of its own."""
+    """For all backends. `python` launches models that are written in Python, and those whose backend is: its code then
+    stands in place of the model's."""
 
-    def __init__(self, others: dict[str, Launcher]) -> None:
-        self._others = others
+    def __init__(self, python: Launcher) -> None:
+        self._python = python
 
     def __call__(self, start: StartInstance, contact: InstanceContact) -> LaunchCommand:
-        other = self._others.get(start.backend)
-        if other is not None:
-            return other(start, contact)
+        if start.backend == PYTHON:
+            return self._python(start, contact)
+        if Path(start.backend_file).name == PYTHON_BACKEND:
+            return self._python(replace(start, model_file=start.backend_file), contact)
         launch = InstanceLaunch(
             contact.launch,
             contact.secret,
@@ -35,6 +40,7 @@ class BackendLauncher:
             start.environment,
             {
                 "name": start.backend,
+                "file": start.backend_file,
                 "version_folder": start.version_folder,
                 "kind": KINDS[start.kind],
                 "device": start.device,

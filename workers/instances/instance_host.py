@@ -33,7 +33,7 @@ class InstanceHost:
     def __init__(self, config: InstanceHostConfig, launcher: Launcher | None = None) -> None:
         self._config = config
         logs, cache = (Path(folder) if folder else None for folder in (config.logs, config.cache))
-        launcher = launcher or BackendLauncher({"python": PythonLauncher(cache, config.python)})
+        launcher = launcher or BackendLauncher(PythonLauncher(cache, config.python))
         self._table = InstanceTable(launcher, logs, self._report)
         self._session: RouterSession | None = None
         self._unreported: dict[str, tuple[StartInstance, InstanceEnd]] = {}

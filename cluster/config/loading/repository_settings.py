@@ -29,6 +29,7 @@ def with_absolute_files(config: RepositoryConfig, folder: Path) -> RepositoryCon
     files = {key: absolute(name) for key in TLS_FILES if (name := getattr(tls, key)) is not None}
     grpc = dataclasses.replace(config.grpc, tls=dataclasses.replace(tls, **files))
     paths = tuple(path if is_address(path) else absolute(path) for path in config.paths)
+    backends = absolute(config.backend_directory) if config.backend_directory is not None else None
     downloads = absolute(config.download_folder) if config.download_folder is not None else None
     # What is no folder here may be the name of a model of the cluster, or one of the hub.
     models = {
@@ -40,6 +41,7 @@ def with_absolute_files(config: RepositoryConfig, folder: Path) -> RepositoryCon
         paths=paths,
         grpc=grpc,
         download_folder=downloads,
+        backend_directory=backends,
         language_models=models,
         endpoints=with_absolute_tokenizers(config.endpoints, absolute),
     )

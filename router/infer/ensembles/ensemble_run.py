@@ -149,19 +149,39 @@ class EnsembleRun:
             names = self._take_outputs(run, wave, response, lease)
             lease.drop()
             self._advance(wave, names)
-            self._settle()
+            self.settle()
 
     def completed(self, run: StepRun) -> None:
         """A step has ended without a further response."""
         self._step_over(run)
         if not self._has_ended:
-            self._settle()
+            self.settle()
 
     def failed(self, run: StepRun, error: InferError) -> None:
         """A step has failed, or one of the responses of a decoupled step is an error."""
         self._step_over(run)
         if not self._has_ended:
             self._fail(error)
+
+    def settle(self) -> None:
+        """Sends what may leave, and ends the run when nothing is left to run. Only a run of which `begin` has started
+        no step needs this call."""
+        if self._has_ended:
+            return
+        answers = list(leaving(self._root))
+        is_over = not self._running
+        for number, answer in enumerate(answers, 1):
+            if self._has_ended:  # the receiver of the one before has cancelled the run
+                answer.release()
+                continue
+            self._has_responded = True
+            is_final = is_over and number == len(answers)
+            if is_final:
+                self._has_ended = True
+                self._root.drop()
+            self._receiver.respond(answer, is_final=is_final)
+        if is_over and not self._has_ended:
+            self._end_without_response()
 
     def cancel(self) -> None:
         """The client does not want it any more."""
@@ -250,22 +270,6 @@ class EnsembleRun:
         if run in self._running:
             del self._running[run]
             run.wave.num_running -= 1
-
-    def _settle(self) -> None:
-        """Sends what may leave, and ends the run when nothing is left to run."""
-        if self._has_ended:
-            return
-        answers = list(leaving(self._root))
-        is_over = not self._running
-        for number, answer in enumerate(answers, 1):
-            self._has_responded = True
-            is_final = is_over and number == len(answers)
-            if is_final:
-                self._has_ended = True
-                self._root.drop()
-            self._receiver.respond(answer, is_final=is_final)
-        if is_over and not self._has_ended:
-            self._end_without_response()
 
     def _end_without_response(self) -> None:
         if self._has_responded or self._graph.is_decoupled:

@@ -17,6 +17,7 @@ from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
+from slipstream.router.infer.requests.implicit_states import ImplicitStates
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
 from slipstream.router.infer.requests.request_record import Execution
@@ -79,6 +80,7 @@ class VersionDispatch:
     ) -> None:
         self._spec = spec
         self._scheduler = scheduler
+        self._states = ImplicitStates.of(spec, scheduler)
         self._executor = executor
         self._counts = RequestCounts(recorder, is_decoupled=spec.is_decoupled)
         self._max_retries = options.max_retries
@@ -193,6 +195,8 @@ class VersionDispatch:
         self._free[name] = work
         if self._gate is not None:
             self._gate.release(work.key)
+        if self._states is not None:
+            self._keep_states(self._states, work, running, result)
         for n in result.rescheduled:
             self._reschedule(work, n, now)
         self._scheduler.executed(running.batch, name, now)
@@ -234,6 +238,7 @@ class VersionDispatch:
         numbers, requests = [], []
         num_rows = sum(request.batch_size for request in batch.requests)
         execution = Execution(work.name, now, len(batch.requests), num_rows)
+        states = self._states.names if self._states is not None else ()
         for item in batch.items:
             self._last_n += 1
             numbers.append(self._last_n)
@@ -247,9 +252,16 @@ class VersionDispatch:
             active.attempts += 1
             active.record.executions.append(execution)
             work.open[active.n] = active
-            requests.append(ExecuteRequest(active.n, active.request, item.extra_inputs))
+            requests.append(ExecuteRequest(active.n, active.request, item.extra_inputs, states))
         work.running = RunningBatch(self._last_batch, batch, numbers, now)
         self._executor.execute(work.name, self._last_batch, requests)
+
+    @staticmethod
+    def _keep_states(states: ImplicitStates, work: InstanceWork, running: RunningBatch, result: Executed) -> None:
+        for n, response in zip(running.numbers, result.responses, strict=False):
+            active = work.open.get(n)
+            if active is not None and response is not None:
+                states.keep(active, response)
 
     def _after_execution(
         self,

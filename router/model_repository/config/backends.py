@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
-from slipstream.router.tensors.infer_error import InferErrorCode
 
 LANGUAGE_BACKENDS = ("vllm", "tensorrtllm")  # whose models are served by workers, not by instances
 ENSEMBLE = "ensemble"  # a platform without a backend
-EXECUTED_BY_INSTANCES = frozenset({"python", "onnxruntime", "pytorch"})
-BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"  # a parameter
+EXECUTED_BY_INSTANCES = frozenset({"python", "onnxruntime", "pytorch", "openvino", "fil"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +68,6 @@ def backend_faults(config: ModelConfig) -> Iterator[ConfigFault]:
     if backend is not None and backend.platforms and config.platform not in backend.platforms:
         text = f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}"
         yield ConfigFault("platform", text)
-
-
-def unserved_faults(config: ModelConfig, backends: Collection[str]) -> Iterator[ConfigFault]:
-    """Of a model that asks for a program that is not here: another backend than `backends` ("": ensembles), or a
-    library that forms batches."""
-    if config.backend not in backends:
-        if config.platform == ENSEMBLE:
-            text = f"ensemble '{config.name}': ensembles are not served"
-            yield ConfigFault("platform", text, InferErrorCode.UNSUPPORTED)
-        else:
-            text = (
-                f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
-                "configuration."
-            )
-            yield ConfigFault("backend", text)
-    if BATCHING_LIBRARY in config.parameters:
-        text = f"model '{config.name}': libraries that form batches are not served"
-        yield ConfigFault(f"parameters.{BATCHING_LIBRARY}", text, InferErrorCode.UNSUPPORTED)
 
 
 def _backend_of(config: ModelConfig, version_files: Collection[str]) -> KnownBackend | None:

@@ -8,6 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 SEQUENCE_IDLE_US = 1_000_000
 TWO_ON_CPU = {"tensorflow", "onnxruntime"}  # backends with two instances on CPUs by default
+ON_CPU_ONLY = {"openvino", "fil"}  # which do not compute on GPUs here
 
 
 def set_defaults(config: ModelConfig) -> None:
@@ -40,7 +41,7 @@ def set_instance_groups(config: ModelConfig, devices: Sequence[int]) -> None:
         if not group.name:
             group.name = f"{config.name}_{index}"
         if group.kind == ModelInstanceGroup.KIND_AUTO:
-            has_gpus = bool(devices) and set(group.gpus) <= set(devices)
+            has_gpus = bool(devices) and set(group.gpus) <= set(devices) and config.backend not in ON_CPU_ONLY
             group.kind = ModelInstanceGroup.KIND_GPU if has_gpus else ModelInstanceGroup.KIND_CPU
         if group.count < 1:
             on_cpu = group.kind == ModelInstanceGroup.KIND_CPU

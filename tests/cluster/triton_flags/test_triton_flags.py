@@ -68,6 +68,7 @@ def test_options_become_settings(folder: Path) -> None:
         "--rate-limit-resource=R2:4:1",
         "--backend-config=python,stub-timeout-seconds=9",
         "--backend-config=default-max-batch-size=4",
+        "--backend-directory=/opt/backends",
         "--metrics-interval-ms=500",
         "--metrics-config=summary_latencies=true",
         "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
@@ -86,6 +87,7 @@ def test_options_become_settings(folder: Path) -> None:
     assert (repository.cache_bytes, repository.rate_limit, repository.server_id) == (1000, "execution_count", "mine")
     assert repository.rate_limit_resources == (RateLimitResource("R1", 3), RateLimitResource("R2", 4, "1"))
     assert repository.backend_config == {"python": {"stub-timeout-seconds": "9"}, "": {"default-max-batch-size": "4"}}
+    assert repository.backend_directory == "/opt/backends"
     assert (repository.metrics.port, repository.metrics.interval_s, repository.metrics.summary_latencies) == (
         3,
         0.5,
@@ -140,6 +142,15 @@ def test_options_without_effect_are_named_with_the_reason() -> None:
         "--load-model has no effect: it needs --model-control-mode=explicit",
     ]
     assert "load_models" not in settings_of(given)["repository"]
+
+
+def test_settings_that_no_backend_has_are_named() -> None:
+    configs = ("fil,num_threads=2", "default-max-batch-size=4", "python,stub-timeout-seconds=9", "own,speed=3")
+    remark = "--backend-config {} has no effect: no backend here has this setting"
+    given: dict[str, tuple[str, ...]] = {"backend-config": configs}
+    assert list(remarks_about(given)) == [remark.format("python,stub-timeout-seconds"), remark.format("own,speed")]
+    given["backend-directory"] = ("/opt/backends",)  # where there may be one that has it
+    assert list(remarks_about(given)) == [remark.format("python,stub-timeout-seconds")]
 
 
 def test_a_mistake_names_the_option_and_not_the_setting(folder: Path) -> None:

@@ -198,6 +198,12 @@ def test_the_sequence_batcher_has_its_controls_and_states(tmp_path: Path) -> Non
     )
 
 
+def test_instances_of_a_backend_without_gpus_go_to_cpus(tmp_path: Path) -> None:
+    write_model(tmp_path, "M", f'backend: "fil" {TENSORS}')
+    (group,) = ModelRepository([tmp_path], ReadOptions(devices=(0, 1))).read("M").instance_groups
+    assert (group.count, group.kind, group.devices) == (1, "KIND_CPU", ())
+
+
 def test_instances_go_to_the_gpus_that_are_there(tmp_path: Path) -> None:
     def groups(name: str, text: str, *devices: int) -> list[tuple[str, int, str, tuple[int, ...]]]:
         write_model(tmp_path, name, f"{PYTHON} {text}")

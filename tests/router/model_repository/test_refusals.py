@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_check import check_repository
@@ -275,9 +276,9 @@ def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path
     draft = ModelRepository([tmp_path]).read("M")
     with pytest.raises(LoadError) as raised:
         draft.complete("1")
-    assert raised.value.cause == (
+    assert raised.value.cause.startswith(
         "Invalid argument: unable to find backend library for backend 'tensorrt', try specifying runtime on the "
-        "model configuration."
+        "model configuration. Here: a plan is made for one GPU and one version of TensorRT: export the model to ONNX"
     )
     write_model(tmp_path, "B", f'{PYTHON} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{}} }}')
     with pytest.raises(LoadError, match="Unsupported: model 'B': libraries that form batches are not served"):
@@ -285,6 +286,44 @@ def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path
     write_model(tmp_path, "E", ensemble().replace("'M'", "'E'"))
     with pytest.raises(LoadError, match="Unsupported: ensemble 'E': ensembles are not served"):
         ModelRepository([tmp_path]).read("E").complete("1")
+
+
+@pytest.mark.parametrize(
+    ("backend", "remedy"),
+    [
+        ("tensorflow", "TensorFlow is not among the backends: export the model to ONNX .* with tf2onnx"),
+        ("dali", "DALI pipelines are not served: write the model in Python"),
+        (
+            "fastertransformer",
+            "FasterTransformer is not served: serve the checkpoint that the engine was made from with backend 'vllm'",
+        ),
+        ("identity", "it is a backend of Triton's tests: write it as a Python model"),
+        ("repeat", "it is a backend of Triton's tests"),
+        ("own", "a backend that is not Slipstream's needs the folder repository.backend_directory"),
+    ],
+)
+def test_a_backend_that_is_not_here_is_refused_with_what_to_do_instead(
+    tmp_path: Path, backend: str, remedy: str
+) -> None:
+    write_model(tmp_path, "M", f'backend: "{backend}" {TENSORS}')
+    text = f"unable to find backend library for backend '{backend}', .* model configuration. Here: {remedy}"
+    with pytest.raises(LoadError, match=text):
+        ModelRepository([tmp_path]).read("M").complete("1")
+
+
+def test_a_backend_of_the_directory_is_served_unless_models_bring_its_code_along(tmp_path: Path) -> None:
+    for name in ("own", "python", "vllm"):
+        (tmp_path / "backends" / name).mkdir(parents=True)
+        (tmp_path / "backends" / name / "model.py").touch()
+    directory = BackendDirectory(tmp_path / "backends")
+    assert directory.file_of("own") == tmp_path / "backends" / "own" / "model.py"
+    (tmp_path / "backends" / "own" / "backend.py").touch()
+    assert directory.file_of("own") == tmp_path / "backends" / "own" / "backend.py"
+    assert [directory.file_of(name) for name in ("python", "vllm", "other", "", "..", "../backends/own")] == [None] * 6
+    write_model(tmp_path / "models", "M", f'backend: "own" {TENSORS}')
+    draft = ModelRepository([tmp_path / "models"], ReadOptions(backend_directory=directory)).read("M")
+    assert draft.complete("1").backend == "own"
+    assert draft.backend_file == str(tmp_path / "backends" / "own" / "backend.py")
 
 
 @pytest.mark.filterwarnings("ignore:.*escape sequence:DeprecationWarning")  # of protobuf's reader of strings

@@ -19,6 +19,7 @@ from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, 
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
+from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -127,7 +128,12 @@ class RepositoryLab:
         """The port and the repository, of the first router or of the next one."""
         self.service = TensorService()
         self.port = InstancePort(InstancePortConfig(TOKEN, self.path), self.pool, self)
-        models = ModelRepository((str(self.folder),), ReadOptions(backends=EXECUTED_BY_INSTANCES | {""}))
+        further = self.config.backend_directory
+        options = ReadOptions(
+            backends=EXECUTED_BY_INSTANCES | {""},
+            backend_directory=BackendDirectory(Path(further) if further is not None else None),
+        )
+        models = ModelRepository((str(self.folder),), options)
         cache = ResponseCache.of_size(self.config.cache_bytes)
         factories = {"": partial(EnsembleVersion, EnsembleContext(self.service, cache))}
         service, port = self.service, self.port

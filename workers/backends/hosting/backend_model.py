@@ -6,6 +6,7 @@ import json
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from slipstream.workers.backends.backend import BackendError, LoadedModel, ModelContext
@@ -27,14 +28,14 @@ class BackendModel:
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
         context = self._context(config)
-        completed = backend_module(self._settings.backend["name"]).complete(context)
+        completed = self._module().complete(context)
         assert isinstance(completed, dict), completed
         return completed
 
     def initialize(self, head: dict[str, Any], memory: InstanceMemory) -> BackendRunner:
         context = self._context(json.loads(head["args"]["model_config"]))
         refuse_unserved(context)
-        model = self._model = backend_module(self._settings.backend["name"]).load(context)
+        model = self._model = self._module().load(context)
         batches = ArrayBatches(memory.files, is_batched=context.max_batch_size > 0)
         return BackendRunner(model, batches, ResponseTexts(head["outputs"], memory.writer), context.max_batch_size > 0)
 
@@ -47,6 +48,10 @@ class BackendModel:
 
     def failure_of(self, exception: BaseException) -> tuple[str, str]:
         return failure_of(exception)
+
+    def _module(self) -> ModuleType:
+        backend = self._settings.backend
+        return backend_module(backend["name"], backend.get("file", ""))
 
     def _context(self, config: dict[str, Any]) -> ModelContext:
         settings = self._settings

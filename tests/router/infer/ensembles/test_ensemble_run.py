@@ -57,6 +57,28 @@ def test_only_the_steps_run_that_the_requested_outputs_need() -> None:
     assert (lab.responses, lab.end, lab.num_held) == ([{"O2": 5}], "response", 0)
 
 
+def test_an_input_that_is_an_output_needs_no_step() -> None:
+    spec = model("E", outputs="IN OUT", steps=(step("a", {"IN": "IN"}, {"OUT": "OUT"}),))
+    lab = lab_of(spec, A).begin(InferRequest("E", requested=(RequestedOutput("IN"),)), IN=4)
+    assert (lab.started, lab.responses) == ([], [])  # nothing is answered while a request is submitted
+    lab.run.settle()
+    assert (lab.responses, lab.end, lab.num_held) == ([{"IN": 4}], "response", 0)
+
+
+def test_a_client_may_cancel_when_it_gets_a_response() -> None:
+    lab = lab_of(CHAIN, A, STREAM, B).begin(IN=1)
+    lab.answer("a", OUT=2)
+    lab.answer("stream", OUT=3, is_final=False)
+    first = lab.running("b")
+    lab.answer("stream", OUT=4)
+    lab.started.remove(first)
+    lab.answer("b", OUT=40)
+    lab.started.append(first)
+    lab.cancels_at_response = True
+    lab.answer("b", OUT=30)  # both may leave now
+    assert (lab.responses, lab.end, lab.num_held) == ([{"OUT": 30}], "failure", 0)
+
+
 def test_inputs_are_given_back_when_the_last_step_that_reads_them_has_ended() -> None:
     lab = lab_of(FORK, A, B).begin(IN=1)
     lab.answer("a", OUT=1)

@@ -12,10 +12,11 @@ from slipstream.workers.backends.python.model_api.model_config import ModelConfi
 
 
 def import_model(model_file: str, version: str) -> Any:
-    """The module `<version>.<file>`, as models and what they pickle know themselves. The folders of the version and of
-    the model are on `sys.path`, behind everything else. Nothing is written there: Python would take compiled code for
-    that of a file that was changed within a second and has as many bytes, and a new folder changes the version's time,
-    by which `poll` knows changes. Raises what the code raises."""
+    """The module `<version>.<file>`, as models and what they pickle know themselves; `<file>` if it is the code of a
+    backend, which does not lie in a version's folder. The folders of the version and of the model are on `sys.path`,
+    behind everything else. Nothing is written there: Python would take compiled code for that of a file that was
+    changed within a second and has as many bytes, and a new folder changes the version's time, by which `poll` knows
+    changes. Raises what the code raises."""
     sys.dont_write_bytecode = True
     if not os.path.exists(model_file):
         raise InstanceError(f"Python model file not found in '{model_file}'")
@@ -26,7 +27,7 @@ def import_model(model_file: str, version: str) -> Any:
     for path in (folder, os.path.dirname(folder)):
         if path not in sys.path:
             sys.path.append(path)
-    module = f"{version}.{name}"
+    module = f"{version}.{name}" if os.path.basename(folder) == version else name
     __import__(module)  # as an import statement, whose traceback has no frames of importlib's functions
     return sys.modules[module]
 
