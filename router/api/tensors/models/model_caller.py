@@ -28,13 +28,15 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class ModelCaller:
     """`endpoint` is the name that errors have. Every call is a tensor request with the tenant, the id and the trace of
-    the HTTP request; the second and later ones have a number behind the id. So many run at a time as `MAX_CALLS` says.
-    All methods raise HttpError."""
+    the HTTP request, so that a split of the model's versions gives all of them the same one; `version` "" leaves it the
+    choice. Their own ids are the HTTP request's with a number behind, but for the first. So many run at a time as
+    `MAX_CALLS` says. All methods raise HttpError."""
 
     service: InferService
     pool: RegionPool | None
     endpoint: str
     spec: ModelSpec
+    version: str
     exchange: ApiExchange
     num_calls: int = 0
     _running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
@@ -84,15 +86,16 @@ class ModelCaller:
             places.release()
             raise
         self.num_calls += 1
-        number = f"-{self.num_calls}" if self.num_calls > 1 else ""
+        request_id = self.exchange.request_id
         return InferRequest(
             spec.name,
-            spec.version,
+            self.version,
+            id=f"{request_id}-{self.num_calls}" if self.num_calls > 1 else "",
             inputs=tensors,
             requested=tuple(map(RequestedOutput, wanted)),
             parameters=dict(parameters),
             tenant=context.caller.tenant(""),
-            request_id=self.exchange.request_id + number,
+            request_id=request_id,
             trace_id=context.trace_id,
             received_s=time.monotonic(),
             release=places.release if places.holds_memory else None,
