@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,8 @@ from pydantic import BaseModel, Field
 from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.fleet.fleet_port import FleetError
-from slipstream.cluster.fleet.tensor_versions_port import TensorVersionsPort
-from slipstream.cluster.fleet.update_plan import Phase, UpdateOptions
+from slipstream.cluster.fleet.tensor_versions_port import TensorVersionsPort, VersionProgress
+from slipstream.cluster.fleet.update_plan import Phase, UpdateEvent, UpdateOptions
 from slipstream.cluster.update.updater import Updater
 from slipstream.cluster.update.updaters import Updaters
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
@@ -68,10 +69,35 @@ class MirrorQuestion(StrictBody):
     percent: float | None = Field(description="Of the requests that are copied; null: none any more.")
 
 
+class PromoteQuestion(StrictBody):
+    version: str = Field(min_length=1, description="Of a model of the repository.")
+    steps: list[float] = Field(min_length=1, description="Percents that it gets one after the other: 5, 25, 50, 100.")
+    canary_s: float = Field(DEFAULTS.canary_s, description="How long a step lasts at least.")
+    min_requests: int = Field(DEFAULTS.min_requests, description="How many requests it gets at least in a step.")
+    tolerance_percent: float = Field(DEFAULTS.tolerance_percent, description="By how much it may be slower.")
+
+    def options(self) -> UpdateOptions:
+        """Raises FleetError that names a bad field."""
+        try:
+            return UpdateOptions(
+                steps=tuple(self.steps),
+                canary_s=self.canary_s,
+                min_requests=self.min_requests,
+                tolerance_percent=self.tolerance_percent,
+            )
+        except ValueError as error:
+            raise FleetError("invalid", str(error).partition(" ")[0], str(error)) from None
+
+
 class EventAnswer(BaseModel):
     ago_s: float
     phase: Phase
     text: str
+
+
+def events_of(events: Iterable[UpdateEvent]) -> list[EventAnswer]:
+    now_s = time.monotonic()
+    return [EventAnswer(ago_s=round(now_s - e.at_s, 1), phase=e.phase, text=e.text) for e in events]
 
 
 class UpdateAnswer(BaseModel):
@@ -92,7 +118,7 @@ class UpdateAnswer(BaseModel):
 
     @classmethod
     def of(cls, updater: Updater) -> UpdateAnswer:
-        status, now_s = updater.status, time.monotonic()
+        status = updater.status
         if status is None:
             last = updater.last_event
             if last is None:
@@ -112,13 +138,28 @@ class UpdateAnswer(BaseModel):
             wanted=status.wanted,
             step=status.step,
             figures=status.figures,
-            events=[EventAnswer(ago_s=round(now_s - e.at_s, 1), phase=e.phase, text=e.text) for e in status.events],
+            events=events_of(status.events),
         )
 
     @classmethod
-    def of_tensors(cls, status: TensorVersionsStatus, routes: TensorVersionsConfig) -> UpdateAnswer:
-        """Of a model of the repository, which knows no update: its versions are there, and divide the requests."""
-        return cls(is_active=False, line=status.line, old=routes.before, new=routes.only, split=routes.split)
+    def of_tensors(
+        cls, status: TensorVersionsStatus, routes: TensorVersionsConfig, progress: VersionProgress | None
+    ) -> UpdateAnswer:
+        """Of a model of the repository: its versions are there, and divide the requests. `progress` is that of the one
+        that is promoted."""
+        shown = cls(is_active=False, line=status.line, old=routes.before, new=routes.only, split=routes.split)
+        if progress is None:
+            return shown
+        text = progress.events[-1].text if progress.events else "begins"
+        return shown.model_copy(
+            update={
+                "is_active": not progress.is_over,
+                "line": f"{text}; {status.line}",
+                "phase": progress.phase,
+                "step": progress.step,
+                "events": events_of(progress.events),
+            }
+        )
 
 
 ModelName = Annotated[str | None, Query(description="Which model, where the cluster has several.")]
@@ -146,7 +187,7 @@ class VersionedTensors:
 
     async def answer(self, port: TensorVersionsPort, model: str) -> UpdateAnswer:
         status = await port.status(model) or TensorVersionsStatus(())
-        return UpdateAnswer.of_tensors(status, port.routes(model))
+        return UpdateAnswer.of_tensors(status, port.routes(model), port.progress(model))
 
 
 def update_routes(updaters: Updaters, tensors: TensorVersionsPort | None = None) -> APIRouter:
@@ -187,6 +228,15 @@ def update_routes(updaters: Updaters, tensors: TensorVersionsPort | None = None)
             raise FleetError("conflict", "model", reason)
         port, name = found
         await port.set_mirror(name, question.version, question.percent, caller)
+        return await versioned.answer(port, name)
+
+    @routes.post("/promote", status_code=202, summary="Give a version of a tensor model one share after the other")
+    async def promote(question: PromoteQuestion, caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        if (found := await versioned.of(model)) is None:
+            updaters.of(model)
+            raise FleetError("conflict", "model", "a language model is updated in steps by an update (steps)")
+        port, name = found
+        await port.promote(name, question.version, question.options(), caller)
         return await versioned.answer(port, name)
 
     @routes.post("/rollback", status_code=202, summary="Back to the version that served before")

@@ -1,5 +1,5 @@
-"""The commands `slipstream update`, `split`, `mirror` and `rollback`: change the version of a model, or its settings,
-without a pause."""
+"""The commands `slipstream update`, `split`, `mirror`, `promote` and `rollback`: change the version of a model, or its
+settings, without a pause."""
 
 from __future__ import annotations
 
@@ -158,6 +158,41 @@ def mirror_command(
     question = {"version": version, "percent": None if end else percent}
     with exit_on_command_error():
         show(cluster.admin_api().post(path_of("/mirror", model), question), as_json)
+
+
+@click.command("promote")
+@click.argument("version")
+@click.option(
+    "--steps",
+    metavar="PERCENT,...",
+    default="5,25,50,100",
+    show_default=True,
+    callback=lambda _, __, text: steps_of(text),
+    help="The shares that it gets one after the other; each is judged, a bad one is rolled back.",
+)
+@click.option("--canary-s", type=float, default=DEFAULTS.canary_s, show_default=True, help="A step lasts so long.")
+@click.option("--min-requests", type=int, default=DEFAULTS.min_requests, show_default=True, help="And so many.")
+@click.option(
+    "--tolerance-percent",
+    type=float,
+    default=DEFAULTS.tolerance_percent,
+    show_default=True,
+    help="By how much its requests may take longer than the old version's.",
+)
+@MODEL
+@changes_a_cluster
+@DETACH
+@JSON
+def promote_command(cluster: ClusterChoice, model: str | None, detach: bool, as_json: bool, **question: Any) -> None:
+    """Give VERSION of a model of the repository one share of the requests after the other, up to all.
+
+    Each step is compared with the version that served before, by failures and times. Exits with 1 if it was rolled
+    back. For a language model: `slipstream update FILE --steps PERCENT,...`.
+    """
+    with exit_on_command_error():
+        admin = cluster.admin_api()
+        begun = admin.post(path_of("/promote", model), question)
+        follow(admin, begun, as_json, model, until=set(), detach=detach)
 
 
 @click.command("rollback")

@@ -77,6 +77,7 @@ class ControlServices:
         async with AsyncExitStack() as stack:
             changes.note(DRIVER, "cluster", state.name, "", f"ready (Slipstream {state.slipstream})")
             stack.callback(changes.note, DRIVER, "cluster", state.name, "ready", "stopping")
+            stack.push_async_callback(tensors.close)
             await stack.enter_async_context(following_keys(task.config.router.access.keys_file, changes))
             if self._admin_server is not None:
                 await stack.enter_async_context(operating(self._admin_server, parts))

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 
 from slipstream.cluster.fleet.author import Author
 from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.fleet.update_plan import UpdateOptions
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.state.run_state import StateFile
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
+from slipstream.cluster.update.tensor_rollout import TensorRollout
 from slipstream.router.config.tensor_versions_config import TensorMirrorConfig, TensorVersionsConfig
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 
 NO_ROUTES = TensorVersionsConfig()
 Routes = TensorVersionsConfig
+LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    rollout: TensorRollout
+    task: asyncio.Task[None]
 
 
 class TensorVersions:
@@ -26,6 +40,7 @@ class TensorVersions:
         self._models = models
         self._state_file = state_file
         self._changes = changes
+        self._promotions: dict[str, Promotion] = {}
 
     async def status(self, model: str) -> TensorVersionsStatus | None:
         if not self._models.config.repository.is_on:
@@ -37,6 +52,55 @@ class TensorVersions:
 
     def routes(self, model: str) -> TensorVersionsConfig:
         return self._models.config.repository.versions.get(model, NO_ROUTES)
+
+    def progress(self, model: str) -> TensorRollout | None:
+        found = self._promotions.get(model)
+        return None if found is None else found.rollout
+
+    async def promote(self, model: str, version: str, options: UpdateOptions, by: Author) -> None:
+        before = self._promotions.get(model)
+        if before is not None and not before.task.done():
+            raise FleetError("conflict", "model", f"a version of {model} is being promoted already")
+        await self._check_serve(model, "version", [version])
+        old = await self._served_before(model, version)
+        rollout = TensorRollout(old, version, options)
+        task = asyncio.create_task(self._drive(model, rollout, by), name=f"promote {model} {version}")
+        self._promotions[model] = Promotion(rollout, task)
+        await asyncio.wait([task], timeout=LOOK_EVERY_S)  # the first step
+
+    async def close(self) -> None:
+        """What is promoted keeps the share that it has."""
+        for promotion in self._promotions.values():
+            promotion.task.cancel()
+        await asyncio.gather(*(one.task for one in self._promotions.values()), return_exceptions=True)
+
+    async def _served_before(self, model: str, version: str) -> str:
+        """The version that has the requests, or has had them. Raises FleetError."""
+        routes, status = self.routes(model), await self.status(model)
+        for found in (routes.only, routes.before):
+            if found not in ("", version):
+                return found
+        others = [one.version for one in status.versions if one.version != version] if status is not None else []
+        if not others:
+            raise FleetError("conflict", "version", f"no other version of {model} serves")
+        return max(others, key=int)
+
+    async def _drive(self, model: str, rollout: TensorRollout, by: Author) -> None:
+        split: dict[str, float] | None = None  # that this has set
+        while not rollout.is_over:
+            now_s = time.monotonic()
+            with suppress(FleetError):  # the router will answer again
+                if split is not None and self.routes(model).split != split:
+                    rollout.end(now_s, "cut short: the split was changed")
+                    return
+                if (status := await self.status(model)) is not None:
+                    following = rollout.look(now_s, status)
+                    if following is not None:
+                        split = following
+                        author = by._replace(reason=rollout.events[-1].text)
+                        await self._change(model, "version", partial(Routes.with_split, split=split), author)
+                        continue
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def set_split(self, model: str, split: dict[str, float], by: Author) -> None:
         await self._check_serve(model, "split", [version for version, share in split.items() if share > 0])

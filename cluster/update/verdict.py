@@ -62,13 +62,13 @@ def much_slower(new: VersionLoad, old: VersionLoad) -> str | None:
         return None
     if new.ttft.typical_s <= max(MUCH_SLOWER * old.ttft.typical_s, old.ttft.typical_s + MUCH_SLOWER_S):
         return None
-    return _slower_text("its first tokens take", "s", 1.0, new.ttft, old.ttft)
+    return slower_text("its first tokens take", "s", 1.0, new.ttft, old.ttft)
 
 
 def worse(new: VersionLoad, old: VersionLoad, tolerance: float) -> str | None:
     """Why the new version is considered worse: more of its requests fail, its first tokens or its further tokens take
     longer by more than `tolerance` (0.25: a quarter). None if nothing of that is certain enough."""
-    return _more_errors(new, old) or _slower(new, old, tolerance)
+    return more_errors(new, old) or _slower(new, old, tolerance)
 
 
 def comparison(new: VersionLoad, old: VersionLoad) -> str:
@@ -84,7 +84,8 @@ def comparison(new: VersionLoad, old: VersionLoad) -> str:
     return ", ".join(parts) or "too few requests on both versions to compare times"
 
 
-def _more_errors(new: VersionLoad, old: VersionLoad) -> str | None:
+def more_errors(new: VersionLoad, old: VersionLoad) -> str | None:
+    """Why the new version is considered to fail more often; else None."""
     num_bad = new.num_failed_attempts + new.num_errors
     if num_bad < MIN_FAILURES or not new.num_requests:
         return None
@@ -101,16 +102,16 @@ def _least_share(num: int, out_of: int) -> float:
 
 
 def _slower(new: VersionLoad, old: VersionLoad, tolerance: float) -> str | None:
-    if _is_slower(new.ttft, old.ttft, tolerance, TTFT_SLACK_S):
-        found = _slower_text("its first tokens take", "s", 1.0, new.ttft, old.ttft)
-    elif _is_slower(new.itl, old.itl, tolerance, ITL_SLACK_S):
-        found = _slower_text("its tokens take", "ms", 1e3, new.itl, old.itl)
+    if is_slower(new.ttft, old.ttft, tolerance, TTFT_SLACK_S):
+        found = slower_text("its first tokens take", "s", 1.0, new.ttft, old.ttft)
+    elif is_slower(new.itl, old.itl, tolerance, ITL_SLACK_S):
+        found = slower_text("its tokens take", "ms", 1e3, new.itl, old.itl)
     else:
         return None
     return f"{found}: over {tolerance:.0%} longer with {CONFIDENCE:.0%} confidence"
 
 
-def _is_slower(new: LogMoments, old: LogMoments, tolerance: float, slack_s: float) -> bool:
+def is_slower(new: LogMoments, old: LogMoments, tolerance: float, slack_s: float) -> bool:
     """One-sided Welch test of the logarithms, with a margin."""
     if not _is_comparable(new, old) or new.typical_s <= old.typical_s + slack_s:
         return False
@@ -122,7 +123,7 @@ def _is_comparable(new: LogMoments, old: LogMoments) -> bool:
     return min(new.num, old.num) >= MIN_COMPARED
 
 
-def _slower_text(what: str, unit: str, factor: float, new: LogMoments, old: LogMoments) -> str:
+def slower_text(what: str, unit: str, factor: float, new: LogMoments, old: LogMoments) -> str:
     ours, theirs = _time(new, factor, unit), _time(old, factor, unit)
     return f"{what} {ours} ({new.num} requests), those of the old version {theirs} ({old.num})"
 

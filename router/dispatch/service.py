@@ -238,7 +238,7 @@ class GenerationService:
     def _admitting_model(self, request: GenerateRequest) -> ModelDispatch:
         """The model that the request is for. Raises AdmissionError if it takes no requests now."""
         # Requests that a previous router has admitted continue even while this one drains.
-        if self._is_closed or not (self._is_admitting or request.resumed is not None):
+        if self._is_closed or not (self._is_admitting or request.resumed is not None or request.follows):
             raise ShuttingDownError
         model = self._models.get(request.model)
         if model is None or (model.is_leaving and request.resumed is None):

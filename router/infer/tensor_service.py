@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
@@ -48,7 +49,8 @@ class TensorService:
         except InferError:
             return False
 
-    def submit(self, request: InferRequest, receiver: ResponseReceiver) -> ActiveRequest:
+    def submit(self, request: InferRequest, receiver: ResponseReceiver, *, is_step: bool = False) -> ActiveRequest:
+        """InferService.submit. `is_step`: it is shown with its ensemble, so it is not in the history itself."""
         try:
             if self._is_stopping and not request.parent_id:
                 raise InferError(STOPPING, InferErrorCode.UNAVAILABLE)
@@ -58,6 +60,8 @@ class TensorService:
             taken_by = receiver if pair is None else OriginalReceiver(pair)
             active = self._activate(request, taken_by, runtime, batch_size)
             active.record.version_reason = reason
+            if not is_step:
+                self.history.add(active.record)
             runtime.submit(active)
         except InferError:
             release_inputs(request)
@@ -116,6 +120,7 @@ class TensorService:
             runtime = self._find(copy.model, copy.model_version)
             active = self._activate(copy, CopyReceiver(pair), runtime, runtime.check.check(copy))
             active.record.version_reason = f"a copy of {request.request_id or 'a request'}"
+            self.history.add(active.record)
             runtime.submit(active)
         except InferError:
             release_inputs(copy)
@@ -159,7 +164,6 @@ class TensorService:
             queued_s=now,
             batch_size=batch_size,
         )
-        self.history.add(record)
         if self.traces is not None and self.traces.takes(request.model):
             record.on_end = self.traces.write
         return ActiveRequest(request, batch_size, receiver=receiver, canceller=runtime.canceller, record=record)
@@ -168,7 +172,8 @@ class TensorService:
 def version_status(version: str, share: float, runtime: ServedVersion) -> TensorVersionStatus:
     durations = runtime.recorder.statistics.durations
     success = durations.success
-    return TensorVersionStatus(version, share, success.count, durations.fail.count, success.ns / 1e9)
+    times = replace(runtime.recorder.times)  # as they are now
+    return TensorVersionStatus(version, share, success.count, durations.fail.count, success.ns / 1e9, times)
 
 
 NONE_SERVES: ModelVersions[ServedVersion] = ModelVersions("")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from slipstream.router.batching.responses.response_cache import ResponseCache
@@ -19,7 +20,7 @@ from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.instances.messages import InstanceResponse
 from slipstream.router.language_backends.forms.form_choice import form_of
 from slipstream.router.language_backends.generation.generation_run import GenerationRun, Generations
-from slipstream.router.language_backends.generation.infer_failures import GENERATION_ERRORS, cancelled, infer_error
+from slipstream.router.language_backends.generation.infer_failures import GENERATION_ERRORS, infer_error
 from slipstream.router.language_backends.generation.tensor_generation import RequestForm, TensorGeneration
 from slipstream.router.language_backends.model_links import ModelLink, ModelLinks
 from slipstream.router.language_backends.settings.language_settings import LanguageSettings
@@ -35,11 +36,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LanguageContext:
-    """What all versions have in common."""
+    """What all versions have in common. `running` are their requests."""
 
     generations: Generations
     links: ModelLinks
     cache: ResponseCache | None = None
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets the requests end that run, and those that follow from them, for at most `deadline_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while self.running:
+                    await asyncio.wait(self.running)
 
 
 class LanguageVersion:
@@ -111,13 +120,15 @@ class LanguageVersion:
             return
         task = self._loop.create_task(self._serve(active, asked), name=f"generate {active.record.request_id}")
         self._running[active] = task
+        self._context.running.add(task)
+        task.add_done_callback(self._context.running.discard)
         task.add_done_callback(partial(self._served, active))
 
     def cancel(self, active: ActiveRequest) -> None:
         """Canceller."""
         task = self._running.get(active)
         if task is not None and not active.has_ended:
-            self._answers.fail(active, cancelled(), time.monotonic())
+            self._answers.fail(active, active.cancellation, time.monotonic())
             task.cancel()
 
     def unload(self) -> None:
@@ -186,7 +197,7 @@ class LanguageVersion:
         """Nothing of a request is left."""
         del self._running[active]
         if not active.has_ended:  # it was cancelled before it could begin, or with all tasks
-            self._answers.fail(active, cancelled(), time.monotonic())
+            self._answers.fail(active, active.cancellation, time.monotonic())
         active.release_inputs()
         if self._phase is ModelPhase.UNLOADING and not self._running:
             self._end()

@@ -84,7 +84,8 @@ class GenerateRequest(NamedTuple):
     client's guess, below `sampling.max_tokens`. `timeout_s` is the limit from being queued to the end, and can only
     shorten the router's own. If one HTTP request asks for several choices, `choice` numbers them.
     `local_prefill_max_tokens` is the limit for local prefill for this request alone. What `is_background`, such as a
-    line of a batch, goes behind all other requests, whatever its `priority`."""
+    line of a batch, goes behind all other requests, whatever its `priority`. One that `follows` is a part of a request
+    that was let in before, and is let in even by a router that drains."""
 
     request_id: str
     prompt_ids: bytes | list[int]
@@ -111,6 +112,7 @@ class GenerateRequest(NamedTuple):
     retention: Retention | None = None  # None: nothing is known that speaks for keeping its KV
     keeps_version: bool = True  # the session's requests get the same version; False: it only says where KV may be
     is_background: bool = False
+    follows: bool = False
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token

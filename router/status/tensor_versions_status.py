@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from slipstream.router.status.version_status import LogMoments
 
 
 @dataclass(frozen=True, slots=True)
 class TensorVersionStatus:
-    """`share` is that of requests that name no version. `total_s` are the times of those that succeeded, together."""
+    """`share` is that of requests that name no version. `times` are those of requests that succeeded, `total_s` is
+    their sum."""
 
     version: str
     share: float
     num_succeeded: int
     num_failed: int
     total_s: float
+    times: LogMoments = field(default_factory=LogMoments)
 
 
 @dataclass(slots=True)

@@ -129,10 +129,10 @@ def test_a_language_model_takes_and_gives_token_ids(examples: Examples) -> None:
 
 
 def test_a_question_goes_through_all_steps_of_an_ensemble(examples: Examples) -> None:
-    inputs = {"query": [["add a list of numbers"]]}
-    body = {"query": inputs["query"][0], "temperature": 0, "max_tokens": 6, "exclude_input_in_output": True}
+    body = {"query": "add a list of numbers", "temperature": 0, "max_tokens": 6}
     events = streamed(f"{examples.url}/v2/models/rag/generate_stream", body)
-    wanted = completion(examples, "# add a list of numbers: knows 5 words", max_tokens=6)
+    prompt = "# add a list of numbers: knows 5 words"
+    wanted = prompt + completion(examples, prompt, max_tokens=6)  # as vLLM's backend answers what is not streamed
     assert "".join(event["response"] for event in events) == wanted
 
 

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkerGroup:
-    """`start`, then `stop`. A worker that dies is started again; `failed` has the reason why one of them never came
-    up. `folder` is for their configurations, in which the token is, and their logs."""
+    """`start`; `served` once they have come up; `stop`. From then on one that dies is started again. If one dies
+    before, `failed` has the reason. `folder` is for their configurations, in which the token is, and their logs."""
 
     def __init__(self, configs: tuple[WorkerConfig, ...], folder: Path) -> None:
         self._loop = asyncio.get_running_loop()
@@ -38,13 +38,12 @@ class WorkerGroup:
         self.failed: asyncio.Future[str] = self._loop.create_future()
 
     def start(self) -> None:
-        for name, policy in self._policies.items():
-            policy.added_later()
+        for name in self._configs:
             self._start(name)
 
     def served(self) -> None:
-        """They have come up."""
         for policy in self._policies.values():
+            policy.cluster_ready()
             policy.up(self._loop.time())
 
     async def stop(self, grace_s: float) -> None:
@@ -63,7 +62,14 @@ class WorkerGroup:
         path.write_text(json.dumps(asdict(self._configs[name])), encoding="utf-8")
         argv = module_command(MODULE, "--config", str(path), "--parent", str(os.getpid()))
         command = LaunchCommand(argv, dict(os.environ))
-        self._processes[name] = InstanceProcess(command, path.with_suffix(".log"), partial(self._ended, name))
+        try:
+            self._processes[name] = InstanceProcess(command, path.with_suffix(".log"), partial(self._ended, name))
+        except OSError as error:
+            self._died(name, f"no process can be started: {error.strerror or error}")
+
+    def _restart(self, name: str) -> None:
+        self._policies[name].up(self._loop.time())  # one that lives for a while has come up
+        self._start(name)
 
     def _ended(self, name: str, returncode: int) -> None:
         process = self._processes.pop(name)
@@ -73,9 +79,12 @@ class WorkerGroup:
             return
         lines = process.log_tail.strip().splitlines()
         reason = lines[-1] if lines else f"its process has ended with exit code {returncode}"
+        self._died(name, reason)
+
+    def _died(self, name: str, reason: str) -> None:
         log.warning("worker %s has ended: %s", name, reason)
         step = self._policies[name].died(self._loop.time(), reason)
         if isinstance(step, Restart):
-            self._timers[name] = self._loop.call_at(step.at_s, self._start, name)
+            self._timers[name] = self._loop.call_at(step.at_s, self._restart, name)
         elif not self.failed.done():
             self.failed.set_result(f"worker {name}: {step.reason}")

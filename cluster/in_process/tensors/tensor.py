@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ class Tensor:
 
         flat = torch.utils.dlpack.from_dlpack(Tensor(DataType.UINT8, [self.size], self.memory_buffer))
         if memory_type is MemoryType.CPU_PINNED:
-            return MemoryBuffer.from_dlpack(flat.cpu().pin_memory())
+            return replace(MemoryBuffer.from_dlpack(flat.cpu().pin_memory()), memory_type=memory_type)
         target = "cpu" if memory_type is MemoryType.CPU else f"cuda:{device_id}"
         return MemoryBuffer.from_dlpack(flat.to(target))
 

@@ -3,6 +3,7 @@ sum."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,8 @@ from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
 from slipstream.router.tensors.model_spec import ModelSpec
 
+MAX_STEP_RECORDS = 64  # of one request; a stream may have a step for each token
+NO_TIME = (0.0, 0.0, 0.0)
 NO_ID = "-"  # of a request that was submitted without one
 
 
@@ -29,7 +32,7 @@ class StepModels(Protocol):
 
     def is_ready(self, model: str, version: str = "") -> bool: ...
     def spec_of(self, model: str, version: str = "") -> ModelSpec: ...
-    def submit(self, request: InferRequest, receiver: ResponseReceiver) -> ActiveRequest: ...
+    def submit(self, request: InferRequest, receiver: ResponseReceiver, *, is_step: bool) -> ActiveRequest: ...
 
 
 class RequestOwner(Protocol):
@@ -61,6 +64,7 @@ class EnsembleRequest:
         self._steps: dict[StepRun, ActiveRequest] = {}
         self._times = ComputeTimes()
         self._is_beginning = False
+        self._is_over = False
         self._refusal: InferError | None = None
 
     def begin(self) -> None:
@@ -75,9 +79,11 @@ class EnsembleRequest:
             self._owner.counts.failed(active, self._refusal, time.monotonic())
             self._after_event()
             raise self._refusal
+        if not self._run.num_running:  # what is asked for are inputs
+            asyncio.get_running_loop().call_soon(self._settle)
 
     def cancel(self) -> None:
-        self._run.cancel()
+        self._run.cancel(self._active.cancellation)
         self._after_event()
 
     def start_step(self, run: StepRun) -> None:
@@ -154,19 +160,23 @@ class EnsembleRequest:
             priority=parent.priority,
             timeout_us=parent.timeout_us,
             tenant=parent.tenant,
-            request_id=f"{record.request_id}.{len(record.steps) + 1}",
+            request_id=f"{record.request_id}.{record.num_steps + 1}",
             trace_id=parent.trace_id,
             parent_id=record.request_id or NO_ID,
             received_s=time.monotonic(),
             release=run.release,
             tokens=parent.tokens,
         )
-        active = self._owner.models.submit(request, StepReceiver(self, run))
+        active = self._owner.models.submit(request, StepReceiver(self, run), is_step=True)
         self._steps[run] = active
-        record.steps.append(StepRecord(active.record, step.reads, tuple(step.outputs.values())))
+        record.num_steps += 1
+        if record.num_steps <= MAX_STEP_RECORDS:
+            record.steps.append(StepRecord(active.record, step.reads, tuple(step.outputs.values())))
 
     def _step_over(self, run: StepRun) -> None:
-        if self._steps.pop(run, None) is not None:
+        active = self._steps.pop(run, None)
+        if active is not None:
+            self._add_times(active.record)
             self._leave(run)
 
     def _leave(self, run: StepRun) -> None:
@@ -176,16 +186,29 @@ class EnsembleRequest:
             request, waiting = following
             request.enter_step(waiting)
 
+    def _settle(self) -> None:
+        if not self._is_over:
+            self._run.settle()
+            self._after_event()
+
     def _after_event(self) -> None:
-        if self._active.has_ended and not self._run.num_running:
+        if not self._is_over and self._active.has_ended and not self._run.num_running:
+            self._is_over = True
             self._owner.over(self._active)
+            del self._run  # the circle would stay until the garbage is collected, which is rare
+
+    def _add_times(self, step: InferRecord) -> None:
+        """The times of an ensemble are those of its steps together."""
+        record = self._active.record
+        in_s, infer_s, out_s = compute_s_of(step)
+        before = record.compute_s or NO_TIME
+        record.compute_s = (before[0] + in_s, before[1] + infer_s, before[2] + out_s)
+        record.queue_s += queue_s_of(step)
 
     def _count_executed(self) -> ComputeTimes:
-        """Its times are those of its steps together."""
-        active, record = self._active, self._active.record
-        record.compute_s = compute_s_of(record)
-        active.started_s = active.queued_s + queue_s_of(record)
-        times = ComputeTimes(*map(nanoseconds, record.compute_s))
+        active, compute_s = self._active, self._active.record.compute_s or NO_TIME
+        active.started_s = active.queued_s + active.record.queue_s
+        times = ComputeTimes(*map(nanoseconds, compute_s))
         self._owner.counts.executed(active.batch_size, times)
         return times
 
@@ -207,19 +230,15 @@ class StepReceiver:
         self.request.step_failed(self.run, error)
 
 
-def compute_s_of(ensemble: InferRecord) -> tuple[float, float, float]:
-    """Input, execution and output of all its steps. One whose responses come by a sender executes until its end."""
-    sums = [0.0, 0.0, 0.0]
-    for record in (step.record for step in ensemble.steps):
-        if record.compute_s is not None:
-            sums = [total + part for total, part in zip(sums, record.compute_s, strict=True)]
-        elif record.executions and record.ended_s is not None:
-            sums[1] += record.ended_s - record.executions[-1].started_s
-    return sums[0], sums[1], sums[2]
+def compute_s_of(record: InferRecord) -> tuple[float, float, float]:
+    """Input, execution and output. If its responses come by a sender, it executes until its end."""
+    if record.compute_s is None and record.executions and record.ended_s is not None:
+        return 0.0, record.ended_s - record.executions[-1].started_s, 0.0
+    return record.compute_s or NO_TIME
 
 
 def queue_s_of(record: InferRecord) -> float:
     """How long it has waited, or its steps have."""
-    if record.steps:
-        return sum(queue_s_of(step.record) for step in record.steps)
+    if record.num_steps:
+        return record.queue_s
     return record.executions[0].started_s - record.queued_s if record.executions else 0.0

@@ -25,8 +25,8 @@ class Execution:
 @dataclass(slots=True, eq=False)
 class InferRecord:
     """Of one request. Times are of `time.monotonic`. `compute_s` are input, execution and output of the last execution,
-    as the instance measured them; those of an ensemble are the sums of its `steps`. `version_reason`: why that version,
-    where there was a choice."""
+    as the instance measured them. Those of an ensemble, and its `queue_s`, are the sums of its `num_steps` steps, of
+    which `steps` has the first ones. `version_reason`: why that version, where there was a choice."""
 
     request_id: str
     client_id: str
@@ -47,6 +47,8 @@ class InferRecord:
     is_cache_hit: bool = False
     version_reason: str = ""
     steps: list[StepRecord] = field(default_factory=list)
+    num_steps: int = 0
+    queue_s: float = 0.0
     on_end: Callable[[InferRecord], None] | None = None  # what a traced request is given to
 
     def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:

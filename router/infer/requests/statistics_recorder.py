@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+from slipstream.router.status.version_status import LogMoments
 from slipstream.router.tensors.infer_error import FailureReason
 from slipstream.router.tensors.infer_service import BatchDurations, InferDurations, ModelStatistics, ResponseDurations
 from slipstream.router.tensors.latencies import LatencyHistogram, LatencySummaries
@@ -21,8 +22,8 @@ class ComputeTimes:
 
 
 class StatisticsRecorder:
-    """Of one version. `load_s` is how long its last load took. `summaries` and `first_responses`, of a decoupled model,
-    are kept if they are asked for."""
+    """Of one version. `load_s` is how long its last load took, `times` are those of requests that succeeded.
+    `summaries` and `first_responses`, of a decoupled model, are kept if they are asked for."""
 
     def __init__(
         self, model: str, version: str, *, keeps_summaries: bool = False, keeps_first_responses: bool = False
@@ -30,6 +31,7 @@ class StatisticsRecorder:
         self.statistics = ModelStatistics(model, version)
         self.failures: Counter[FailureReason] = Counter()
         self.load_s = 0.0
+        self.times = LogMoments()
         self.summaries = LatencySummaries() if keeps_summaries else None
         self.first_responses = LatencyHistogram() if keeps_first_responses else None
 
@@ -50,6 +52,7 @@ class StatisticsRecorder:
         durations = statistics.durations
         durations.success.add(nanoseconds(total_s))
         durations.queue.add(nanoseconds(queue_s))
+        self.times.add(total_s)
         add_compute(durations, times)
         if self.summaries is not None:
             add_latencies(self.summaries, total_s, queue_s, times)

@@ -132,7 +132,8 @@ class GenerationRun:
 
     def _submitted(self, batch: GenerationBatch, index: int, asked: RowRequest) -> Choice[Any]:
         """Raises AdmissionError."""
-        stream = self._generations.service.submit(batch.generation(index))
+        follows = bool(self._active.request.parent_id)
+        stream = self._generations.service.submit(batch.generation(index)._replace(follows=follows))
         return Choice(
             index,
             stream,

@@ -26,7 +26,7 @@ def infer_summary(record: InferRecord, unix_offset_s: float) -> Json:
         "num_attempts": len(executions),
         "num_rows": record.batch_size,
         "num_responses": record.num_responses,
-        "queue_s": since(record.queued_s, executions[0].started_s) if executions else None,
+        "queue_s": queue_s_of(record),
         "total_s": since(received_s, record.ended_s),
     }
 
@@ -47,10 +47,18 @@ def infer_explanation(record: InferRecord, unix_offset_s: float) -> Json:
             "ended": since(received_s, record.ended_s),
         },
         "executions": [execution_json(execution, received_s) for execution in record.executions],
+        "num_steps": record.num_steps,
         "steps": [step_json(step, received_s) for step in record.steps],
         "compute": None if compute_s is None else dict(zip(("input_s", "infer_s", "output_s"), compute_s, strict=True)),
         "error": record.error or None,
     }
+
+
+def queue_s_of(record: InferRecord) -> float | None:
+    """How long it has waited; of an ensemble, its steps together."""
+    if record.num_steps:
+        return record.queue_s
+    return since(record.queued_s, record.executions[0].started_s) if record.executions else None
 
 
 def phase_of(record: InferRecord) -> str:
@@ -81,7 +89,7 @@ def step_json(step: StepRecord, received_s: float) -> Json:
         "outcome": record.outcome or None,
         "instance": executions[-1].instance if executions else None,
         "started_s": since(received_s, record.queued_s),
-        "queue_s": since(record.queued_s, executions[0].started_s) if executions else None,
+        "queue_s": queue_s_of(record),
         "compute_s": None if compute_s is None else sum(compute_s),
         "ended_s": since(received_s, record.ended_s),
         "num_responses": record.num_responses,
@@ -105,6 +113,8 @@ def infer_text(entry: Json) -> str:
         batch = f"{execution['batch_requests']} requests, {execution['batch_rows']} rows"
         lines.append(f"  {exact_millis(execution['at_s'])}  execution {number} by {execution['instance']}: {batch}")
     lines += step_lines(entry["steps"], "  ")
+    if entry["num_steps"] > len(entry["steps"]):
+        lines.append(f"  ... and {entry['num_steps'] - len(entry['steps'])} further steps")
     if entry["compute"] is not None:
         parts = ", ".join(f"{part[:-2]} {exact_millis(took_s)}" for part, took_s in entry["compute"].items())
         lines.append(f"  {'all steps' if entry['steps'] else 'the instance'} took: {parts}")

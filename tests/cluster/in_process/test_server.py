@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import slipstream
-from tests.support.cluster.program_models import MODELS, write_model, write_models
+from tests.support.cluster.program_models import CHAIN_CONFIG, MODELS, write_ensemble, write_model, write_models
 
 Flag = slipstream.RequestFlag
 ONE = np.array([1], np.int32)
@@ -27,6 +27,7 @@ ONE = np.array([1], np.int32)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slipstream.Server]:
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
+    write_ensemble(repository, "chain", CHAIN_CONFIG)
     with slipstream.Server(model_repository=str(repository)) as server:
         yield server
         ledger = server.running.thread.call(lambda: server.running.tensors.ledger)
@@ -73,6 +74,13 @@ def test_large_arrays_are_the_programs_own(server: slipstream.Server) -> None:
     for k, output in zip((1, 2, 3), outputs, strict=True):
         shown = np.from_dlpack(output["fp32_output"])
         np.testing.assert_array_equal(shown, array * k)
+
+
+@pytest.mark.parametrize("num_columns", [3, 100_000])
+def test_an_ensemble_is_served_as_a_model(server: slipstream.Server, num_columns: int) -> None:
+    array = np.random.rand(2, num_columns).astype(np.float32)
+    output = only(server.model("chain").infer(inputs={"IN": array})).outputs["OUT"]
+    np.testing.assert_array_equal(np.from_dlpack(output), array)
 
 
 def test_responses_come_one_by_one_while_the_program_goes_on(server: slipstream.Server, tmp_path: Path) -> None:
@@ -231,7 +239,7 @@ def test_a_request_is_made_first_and_sent_later(server: slipstream.Server) -> No
 
 def test_the_index_has_all_models(server: slipstream.Server) -> None:
     models = server.models()
-    assert set(models) == {(name, 1) for name in MODELS}
+    assert set(models) == {(name, 1) for name in (*MODELS, "chain")}
     assert (models["any", 1].state, models["any"].version) == ("READY", -1)
     with pytest.raises(KeyError, match="nothing"):
         models["nothing"]

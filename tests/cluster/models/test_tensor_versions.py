@@ -15,6 +15,9 @@ from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.update_routes import update_routes
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.served_config import from_plain
+from slipstream.cluster.fleet.author import OPERATOR
+from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.fleet.update_plan import UpdateOptions
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.tensor_versions import TensorVersions
@@ -125,3 +128,32 @@ def test_without_a_router_it_is_not_known_which_versions_serve(site: Site) -> No
     site.router.answers = False
     error = site.ask("POST", "/split", {"weights": {"1": 1}})["error"]
     assert (error["code"], error["message"]) == ("unavailable", "the router does not answer: there is no router")
+
+
+def test_a_promotion_is_shown_and_may_be_cut_short(tmp_path: Path) -> None:
+    async def play() -> None:
+        site = Site(tmp_path)
+        options = UpdateOptions(steps=(5, 100), canary_s=3600)
+        await site.tensors.promote("topics", "2", options, OPERATOR)
+        assert site.tensors.routes("topics").split == {"1": 95.0, "2": 5.0}
+        progress = site.tensors.progress("topics")
+        assert progress is not None
+        assert (progress.phase, progress.step) == ("canary", "1 of 1")
+        with pytest.raises(FleetError, match="promoted already"):
+            await site.tensors.promote("topics", "2", options, OPERATOR)
+        await site.tensors.roll_back("topics", OPERATOR)
+        async with asyncio.timeout(10):
+            while not progress.is_over:
+                await asyncio.sleep(0.01)
+        assert progress.phase == "cut_short"
+        assert site.tensors.routes("topics").split == {"1": 1.0}
+        await site.tensors.close()
+
+    asyncio.run(play())
+
+
+def test_a_promotion_needs_another_version_and_sensible_steps(site: Site) -> None:
+    error = site.ask("POST", "/promote", {"version": "2", "steps": [50, 10]})["error"]
+    assert (error["param"], error["code"]) == ("steps", "invalid")
+    error = site.ask("POST", "/promote", {"version": "3", "steps": [50, 100]})["error"]
+    assert error["message"] == "version '3' of topics does not serve; there are: 1, 2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import pytest
 from tritonclient.grpc.aio import InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from slipstream.router.tensors.infer_error import FailureReason
+from slipstream.router.tensors.infer_error import FailureReason, InferError
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse
+from slipstream.router.tensors.tensor import Tensor
 from tests.support.router.language_lab import (
     LONG,
+    TIMEOUT_S,
     LanguageLab,
     language_lab,
     strings,
@@ -46,6 +50,10 @@ def test_a_text_is_continued_as_in_the_api_of_openai(tmp_path: Path) -> None:
             parts = await lab.infer("chat_llm", asked("count", stream=True), {"max_tokens": 64})
             assert len(parts) > 2
             assert "".join(texts_of(part, "text_output")[0] for part in parts) == wanted
+            flags = {"stream": True, "max_tokens": 64, "return_finish_reason": "true"}
+            by_parameters = await lab.infer("chat_llm", asked("count"), flags)
+            assert "".join(texts_of(part, "text_output")[0] for part in by_parameters) == wanted
+            assert texts_of(by_parameters[-1], "finish_reason") == ["stop"]
             sampling = json.dumps({"max_tokens": 3, "stop": ["none"], "temperature": "0.5"})
             (short,) = await lab.infer("chat_llm", asked("count", sampling_parameters=sampling))
             assert texts_of(short, "text_output")[0] == "count" + (await lab.completion("count", max_tokens=3))["text"]
@@ -253,5 +261,43 @@ def test_tokens_count_for_the_limits_and_the_usage_of_a_key(tmp_path: Path) -> N
             (account,) = json.loads(usage)["data"]
             assert (account["model"], account["num_requests"], account["completion_tokens"]) == ("chat_llm", 2, 60)
             assert account["prompt_tokens"] > 0
+
+    asyncio.run(main())
+
+
+@dataclass
+class Receiver:
+    """ResponseReceiver: how a request has ended."""
+
+    ended: asyncio.Future[InferError | None] = field(default_factory=asyncio.Future)
+
+    def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        if is_final:
+            self.ended.set_result(None)
+
+    def complete(self) -> None:
+        self.ended.set_result(None)
+
+    def fail(self, error: InferError) -> None:
+        self.ended.set_result(error)
+
+
+def test_a_router_that_drains_ends_what_runs_and_what_follows_from_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        write_language_model(tmp_path / "models", "chat_llm", arguments=CHAT_LLM)
+        async with language_lab(tmp_path, step_s=0.05) as lab:
+            stream = lab.client.stream_infer(lab.requests("chat_llm", asked("count", stream=True), {"max_tokens": 64}))
+            first, _ = await anext(stream)
+            draining = asyncio.create_task(lab.router.drain(TIMEOUT_S))
+            await until(lambda: not lab.router.service.has_workers("demo"))
+            with pytest.raises(InferenceServerException, match="Server is stopping"):
+                await lab.infer("chat_llm", asked("count"))
+            receiver, text = Receiver(), Tensor("text_input", "BYTES", (1,), b"\5\0\0\0count")
+            assert lab.router.tensors is not None
+            lab.router.tensors.service.submit(InferRequest("chat_llm", inputs=[text], parent_id="parent"), receiver)
+            rest = [result async for result, error in stream if error is None]
+            assert "".join(texts_of(part, "text_output")[0] for part in (first, *rest)) == LONG
+            assert await receiver.ended is None
+            await draining
 
     asyncio.run(main())

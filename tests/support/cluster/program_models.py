@@ -97,6 +97,18 @@ FAULTY_CONFIG = """
 input { name: "HOW" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
 """
+
+# Gives an array through two models.
+CHAIN_CONFIG = """
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+ensemble_scheduling {
+  step { model_name: "any" model_version: -1
+         input_map { key: "fp32_input" value: "IN" } output_map { key: "fp32_output" value: "between" } }
+  step { model_name: "any" model_version: -1
+         input_map { key: "fp32_input" value: "between" } output_map { key: "fp32_output" value: "OUT" } }
+}
+"""
 MODELS = {
     "any": (ANY_CONFIG, ANY),
     "stream": (STREAM_CONFIG, STREAM),
@@ -110,6 +122,11 @@ def write_model(repository: Path, name: str, config: str, code: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (repository / name / "config.pbtxt").write_text(f'backend: "python"\n{config}')
     (folder / "model.py").write_text(HEAD + code)
+
+
+def write_ensemble(repository: Path, name: str, config: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(f'platform: "ensemble"\n{config}')
 
 
 def write_models(repository: Path, *names: str) -> None:

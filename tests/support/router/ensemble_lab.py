@@ -75,6 +75,7 @@ class RunLab:
     error: InferError | None = None
     refusals: dict[str, InferError] = field(default_factory=dict)  # of the models that refuse requests
     num_held: int = 0
+    cancels_at_response: bool = False
 
     def begin(self, request: InferRequest | None = None, **inputs: int) -> RunLab:
         models = [self.models[one.model] for one in self.spec.steps]
@@ -137,6 +138,8 @@ class RunLab:
         self.parameters.append(answer.parameters)
         answer.release()
         self.end = "response" if is_final else ""
+        if self.cancels_at_response:
+            self.run.cancel()
 
     def complete(self) -> None:
         assert not self.end

@@ -142,6 +142,16 @@ instance_group { count: 1 kind: KIND_CPU }
     "caller": (f"{VALUES} instance_group {{ count: 1 kind: KIND_CPU }}", ANSWER_EACH + CALLER),
     "changing": (f"{CHANGING_CONFIG} instance_group {{ count: 1 kind: KIND_CPU }}", ANSWER_EACH + CHANGING),
 }
+CHAIN = f"""
+platform: "ensemble"
+{VALUES}
+ensemble_scheduling {{
+  step {{ model_name: "scale" model_version: -1
+    input_map {{ key: "VALUES" value: "VALUES" }} output_map {{ key: "SCALED" value: "once" }} }}
+  step {{ model_name: "scale" model_version: -1
+    input_map {{ key: "VALUES" value: "once" }} output_map {{ key: "SCALED" value: "SCALED" }} }}
+}}
+"""
 SEQUENCE_MODELS = ("oldest", "direct")
 
 
@@ -154,6 +164,8 @@ def write_models(folder: Path, journals: Path) -> None:
         (folder / name / "config.pbtxt").write_text(f'backend: "python"\n{config}')
         journal = f"JOURNAL = {str(journals / name)!r}\n"
         (folder / name / "1" / "model.py").write_text(HEAD + journal + code)
+    (folder / "chain" / "1").mkdir(parents=True)
+    (folder / "chain" / "config.pbtxt").write_text(CHAIN)
 
 
 def executions(journals: Path, model: str) -> list[tuple[int, int]]:

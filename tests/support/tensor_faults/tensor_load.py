@@ -24,6 +24,7 @@ KINDS = (
     "4 MiB",
     *("batched",) * 6,
     *("calls",) * 3,
+    *("ensemble",) * 3,
     *("sequence",) * 4,
     *("stream",) * 3,
     *("leave",) * 3,
@@ -75,7 +76,8 @@ class TensorLoad:
         client: TensorClient = HttpTensorClient(*self._http) if protocol == "http" else GrpcTensorClient(self._grpc)
         asks: dict[str, Callable[[], Awaitable[None]]] = {
             "batched": lambda: self._sum(client, rng),
-            "calls": lambda: self._call(client, rng),
+            "calls": lambda: self._call(client, rng, "caller"),
+            "ensemble": lambda: self._call(client, rng, "chain"),
             "sequence": lambda: self._sequence(client, rng),
             "stream": lambda: self._stream(client, rng, 99),
             "leave stream": lambda: self._stream(client, rng, rng.randint(1, 3)),
@@ -110,9 +112,10 @@ class TensorLoad:
         rows = np.array([[rng.randint(0, 99)] * 16 for _ in range(rng.randint(1, 5))], np.float32)
         check((await client.infer(TensorCall("sums", {"ROWS": rows})))["SUM"], rows.sum(axis=1, keepdims=True))
 
-    async def _call(self, client: TensorClient, rng: random.Random) -> None:
+    async def _call(self, client: TensorClient, rng: random.Random, model: str) -> None:
+        """A model that calls another one twice, or an ensemble of it."""
         values = scale_call(rng.choice((64, 200 * KIB))).inputs["VALUES"]
-        check((await client.infer(TensorCall("caller", {"VALUES": values})))["SCALED"], scaled(scaled(values)))
+        check((await client.infer(TensorCall(model, {"VALUES": values})))["SCALED"], scaled(scaled(values)))
 
     async def _sequence(self, client: TensorClient, rng: random.Random) -> None:
         self._last_sequence += 1

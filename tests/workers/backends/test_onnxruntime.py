@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,13 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, config: dict[st
         backend.load(context_of(write_add_sub(tmp_path / "model.onnx"), *ADD_SUB, **config))
 
 
+def test_a_gpu_that_the_package_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    model = replace(context_of(write_add_sub(tmp_path / "model.onnx"), *ADD_SUB), kind="GPU")
+    with pytest.raises(BackendError, match="'m_0_0' is to run on a GPU, which the installed onnxruntime cannot use"):
+        backend.load(model)
+
+
 def test_a_failing_operator_has_the_text_of_onnx_runtime(tmp_path: Path) -> None:
     path = write_onnx(
         tmp_path / "model.onnx",
@@ -256,3 +264,25 @@ def test_a_failing_operator_has_the_text_of_onnx_runtime(tmp_path: Path) -> None
     model = backend.load(context_of(path, *shapes))
     with pytest.raises(BackendError, match=r"onnx runtime error.*Add"):
         model.execute({"A": np.ones((1, 2), np.float32), "B": np.ones((1, 3), np.float32)}, ["SUM"])
+
+
+START = {"kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0, 1], "int32_false_true": []}
+SEQUENCE = {"control_input": [{"name": "START", "control": [START]}]}
+
+
+def test_inputs_that_the_server_adds_to_sequences_must_be_in_the_file(tmp_path: Path) -> None:
+    path = write_onnx(
+        tmp_path / "model.onnx",
+        [("Add", ["IN", "START"], ["OUT"])],
+        [("IN", "FP32", ["n", 1]), ("START", "FP32", ["n", 1])],
+        [("OUT", "FP32", ["n", 1])],
+    )
+    pair: tuple[list[Configured], list[Configured]] = ([("IN", "FP32", [1])], [("OUT", "FP32", [1])])
+    model = backend.load(context_of(path, *pair, sequence_batching=SEQUENCE))
+    one = np.ones((1, 1), np.float32)
+    np.testing.assert_array_equal(model.execute({"IN": one, "START": one}, ["OUT"])["OUT"], [[2]])
+    with pytest.raises(BackendError, match="configuration expects 1 inputs, model provides 2"):
+        backend.load(context_of(path, *pair))
+    alone = write_identity(tmp_path / "alone.onnx", "FP32", ["n", 1])
+    with pytest.raises(BackendError, match="sequence control 'START', but model does not provide that input"):
+        backend.load(context_of(alone, *pair, sequence_batching=SEQUENCE))

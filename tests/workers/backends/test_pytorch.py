@@ -247,3 +247,12 @@ def test_paths_of_nested_outputs() -> None:
     spec = torch.utils._pytree.tree_structure(returned)
     assert output_paths(spec) == (("RESULT[logits]",), ("RESULT[hidden][0]",), ("RESULT[hidden][1][last]",))
     assert output_paths(torch.utils._pytree.tree_structure(0)) == (("RESULT",),)
+
+
+def test_inputs_that_the_server_adds_to_sequences_are_inputs(tmp_path: Path) -> None:
+    control = {"kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0, 1], "int32_false_true": []}
+    sequence = {"control_input": [{"name": "START__1", "control": [control]}]}
+    pair: tuple[list[Configured], list[Configured]] = ([("IN__0", "FP32", [1])], [("OUT__0", "FP32", [1])])
+    model = backend.load(context_of(write_script(tmp_path, AddSub()), *pair, sequence_batching=sequence))
+    one = np.ones((1, 1), np.float32)
+    np.testing.assert_array_equal(model.execute({"IN__0": one, "START__1": one}, ["OUT__0"])["OUT__0"], [[2]])

@@ -122,3 +122,17 @@ async def test_a_failing_batch_counts_as_failed_and_the_instance_goes_on(tmp_pat
         np.testing.assert_array_equal(outputs["SUM"], [[2, 2]])
         (statistics,) = lab.service.statistics("add")
         assert (statistics.durations.fail.count, statistics.durations.success.count) == (1, 1)
+
+
+@in_loop
+async def test_a_model_of_a_package_that_is_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = tmp_path / "hidden" / "onnxruntime"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ModuleNotFoundError('no', name='onnxruntime')")
+    monkeypatch.setenv("PYTHONPATH", str(hidden.parent))
+    write_add_sub(tmp_path / "models" / "add_sub" / "1" / "model.onnx")
+    async with repository_lab(tmp_path, {}, exit_on_error=False) as lab:
+        assert state_of(lab, "add_sub")[1] == (
+            "Unavailable: backend 'onnxruntime' needs the package onnxruntime, which is not installed: "
+            "pip install 'slipstream[onnx]'"
+        )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.infer.ensembles.held_tensors import HeldTensor, SharedLease
-from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode, cancelled_by_client
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, RequestedOutput, SequenceFlags
 from slipstream.router.tensors.model_spec import EnsembleStep, ModelSpec
 from slipstream.router.tensors.tensor import Tensor
@@ -55,6 +55,28 @@ def test_only_the_steps_run_that_the_requested_outputs_need() -> None:
     assert [run.step.model for run in lab.started] == ["b"]
     lab.answer("b", OUT=5)
     assert (lab.responses, lab.end, lab.num_held) == ([{"O2": 5}], "response", 0)
+
+
+def test_an_input_that_is_an_output_needs_no_step() -> None:
+    spec = model("E", outputs="IN OUT", steps=(step("a", {"IN": "IN"}, {"OUT": "OUT"}),))
+    lab = lab_of(spec, A).begin(InferRequest("E", requested=(RequestedOutput("IN"),)), IN=4)
+    assert (lab.started, lab.responses) == ([], [])  # nothing is answered while a request is submitted
+    lab.run.settle()
+    assert (lab.responses, lab.end, lab.num_held) == ([{"IN": 4}], "response", 0)
+
+
+def test_a_client_may_cancel_when_it_gets_a_response() -> None:
+    lab = lab_of(CHAIN, A, STREAM, B).begin(IN=1)
+    lab.answer("a", OUT=2)
+    lab.answer("stream", OUT=3, is_final=False)
+    first = lab.running("b")
+    lab.answer("stream", OUT=4)
+    lab.started.remove(first)
+    lab.answer("b", OUT=40)
+    lab.started.append(first)
+    lab.cancels_at_response = True
+    lab.answer("b", OUT=30)  # both may leave now
+    assert (lab.responses, lab.end, lab.num_held) == ([{"OUT": 30}], "failure", 0)
 
 
 def test_inputs_are_given_back_when_the_last_step_that_reads_them_has_ended() -> None:
@@ -157,7 +179,7 @@ def test_a_refused_step_fails_the_request() -> None:
 
 def test_a_cancelled_request_cancels_its_steps_and_starts_no_more() -> None:
     lab = lab_of(JOIN, A, B, ADD).begin(IN=1)
-    lab.run.cancel()
+    lab.run.cancel(cancelled_by_client())
     assert lab.error is not None
     assert (lab.error.code, len(lab.cancelled)) == (InferErrorCode.CANCELLED, 2)
     lab.answer("a", OUT=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,21 @@ async def test_an_ensemble_comes_back_when_the_model_is_loaded_that_it_lacked(tm
         lab.write("a", PLAIN, ADD_ONE)
         await lab.repository.load("a")
         assert await lab.infer("E", 1) == [[2]]
+
+
+@in_loop
+async def test_a_poll_loads_an_ensemble_again_when_its_models_come_change_and_go(tmp_path: Path) -> None:
+    models = {"b": ONE, "two": chain("a", "b")}
+    polled = {"control_mode": "poll", "load_models": (), "poll_s": 3600.0, "exit_on_error": False}
+    async with repository_lab(tmp_path, models, **polled) as lab:
+        assert ready(lab) == "b"
+        lab.write("a", *ONE)
+        await lab.repository.poll_once()
+        assert ready(lab) == "a b two"
+        assert await lab.infer("two", 1) == [[3]]
+        lab.write("a", PLAIN, ADD_ONE.replace("+ 1", "+ 10"))
+        await lab.repository.poll_once()
+        assert await lab.infer("two", 1) == [[12]]
+        shutil.rmtree(lab.folder / "a")
+        await lab.repository.poll_once()
+        assert ready(lab) == "b"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from pathlib import Path
 
 import pytest
 
+from slipstream.router.infer.ensembles import ensemble_request
+from slipstream.router.infer.ensembles.ensemble_request import EnsembleRequest
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleRun, StepRun
 from slipstream.router.observability.explain.explain_infer import infer_explanation, infer_text
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -158,9 +162,7 @@ async def test_explain_shows_the_steps_with_their_tensors_and_times(tmp_path: Pa
         assert "step two:1 (IN -> t1)" in text
         assert "    " in text
         assert "step one:1 (t1 -> OUT) by one_0: waited" in text
-        inner_record = lab.service.history.get("R.1")
-        assert inner_record is not None
-        assert inner_record.parent_id == "R"
+        assert [one.model for one in lab.service.history.latest()] == ["nested"]
 
 
 @in_loop
@@ -172,6 +174,21 @@ async def test_whole_responses_of_an_ensemble_come_from_the_cache(tmp_path: Path
         (two,), (one,) = lab.service.statistics("two"), lab.service.statistics("one")
         assert (two.durations.cache_hit.count, two.durations.cache_miss.count) == (1, 1)
         assert (two.inference_count, two.durations.success.count, one.inference_count) == (1, 2, 2)
+
+
+@in_loop
+async def test_a_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {**ONE, "two": chain("one", "one")}) as lab:
+        gc.collect()
+        gc.disable()
+        try:
+            await lab.infer("two", 1)
+            with pytest.raises(InferError):
+                await lab.infer("two", 12)
+            left = [each for each in gc.get_objects() if isinstance(each, EnsembleRun | EnsembleRequest | StepRun)]
+        finally:
+            gc.enable()
+        assert left == []
 
 
 @in_loop
@@ -192,8 +209,8 @@ async def test_a_request_survives_the_death_of_the_instance_of_a_step(tmp_path: 
     models = {**ONE, "once": (PLAIN, ONCE), "chain": chain("one", "once", "one")}
     async with repository_lab(tmp_path, models) as lab:
         assert await lab.infer("chain", *LARGE) == [[value + 2 for value in LARGE]]
-        record = next(iter(lab.service.history.latest()))
-        assert record.model == "one"
+        (record,) = lab.service.history.latest()
+        assert [len(step.record.executions) for step in record.steps] == [1, 2, 1]
 
 
 @in_loop
@@ -241,3 +258,17 @@ async def test_no_more_requests_are_in_a_step_than_the_configuration_says(tmp_pa
         for run in first:
             same_time = [one for one in first if one.queued_s <= run.queued_s < (one.ended_s or 0.0)]
             assert len(same_time) <= 2
+
+
+@in_loop
+async def test_a_long_stream_keeps_the_records_of_its_first_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ensemble_request, "MAX_STEP_RECORDS", 5)
+    models = {**ONE, "count": (DECOUPLED, COUNT_UP), "counts": chain("count", "one")}
+    async with repository_lab(tmp_path, models) as lab:
+        assert len(await lab.infer("counts", 12, request_id="R")) == 12
+        record = lab.service.history.get("R")
+        assert record is not None
+        assert (record.num_steps, len(record.steps)) == (13, 5)
+        assert infer_text(infer_explanation(record, 0.0)).count("... and 8 further steps") == 1
