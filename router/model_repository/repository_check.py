@@ -159,7 +159,12 @@ class ModelCheck:
         except ConfigError as error:
             yield error.fault
             return
-        for sample in spec.warmup:
+        for index, sample in enumerate(spec.warmup):
+            given = {one.name for one in sample.inputs}
+            missing = [tensor.name for tensor in spec.inputs if not tensor.is_optional and tensor.name not in given]
+            if sample.batch_size and missing:
+                text = f"sample '{sample.name}' has no input {', '.join(missing)}"
+                yield ConfigFault(f"model_warmup[{index}].inputs", text)
             for one in sample.inputs:
                 path = self.folder.path / WARMUP_FOLDER / one.file
                 if one.source == "file" and not path.is_file():
