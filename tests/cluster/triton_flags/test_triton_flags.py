@@ -68,7 +68,7 @@ def test_options_become_settings(folder: Path) -> None:
         "--rate-limit-resource=R2:4:1",
         "--backend-config=python,stub-timeout-seconds=9",
         "--backend-config=default-max-batch-size=4",
-        "--backend-directory=/opt/backends",
+        "--backend-directory=backends",
         "--metrics-interval-ms=500",
         "--metrics-config=summary_latencies=true",
         "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
@@ -87,7 +87,7 @@ def test_options_become_settings(folder: Path) -> None:
     assert (repository.cache_bytes, repository.rate_limit, repository.server_id) == (1000, "execution_count", "mine")
     assert repository.rate_limit_resources == (RateLimitResource("R1", 3), RateLimitResource("R2", 4, "1"))
     assert repository.backend_config == {"python": {"stub-timeout-seconds": "9"}, "": {"default-max-batch-size": "4"}}
-    assert repository.backend_directory == "/opt/backends"
+    assert repository.backend_directory == str(folder / "backends")
     assert (repository.metrics.port, repository.metrics.interval_s, repository.metrics.summary_latencies) == (
         3,
         0.5,

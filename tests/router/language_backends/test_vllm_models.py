@@ -50,6 +50,10 @@ def test_a_text_is_continued_as_in_the_api_of_openai(tmp_path: Path) -> None:
             parts = await lab.infer("chat_llm", asked("count", stream=True), {"max_tokens": 64})
             assert len(parts) > 2
             assert "".join(texts_of(part, "text_output")[0] for part in parts) == wanted
+            flags = {"stream": True, "max_tokens": 64, "return_finish_reason": "true"}
+            by_parameters = await lab.infer("chat_llm", asked("count"), flags)
+            assert "".join(texts_of(part, "text_output")[0] for part in by_parameters) == wanted
+            assert texts_of(by_parameters[-1], "finish_reason") == ["stop"]
             sampling = json.dumps({"max_tokens": 3, "stop": ["none"], "temperature": "0.5"})
             (short,) = await lab.infer("chat_llm", asked("count", sampling_parameters=sampling))
             assert texts_of(short, "text_output")[0] == "count" + (await lab.completion("count", max_tokens=3))["text"]

@@ -320,10 +320,14 @@ def test_a_backend_of_the_directory_is_served_unless_models_bring_its_code_along
     (tmp_path / "backends" / "own" / "backend.py").touch()
     assert directory.file_of("own") == tmp_path / "backends" / "own" / "backend.py"
     assert [directory.file_of(name) for name in ("python", "vllm", "other", "", "..", "../backends/own")] == [None] * 6
-    write_model(tmp_path / "models", "M", f'backend: "own" {TENSORS}')
+    write_model(tmp_path / "models", "M", 'backend: "own"')  # which completes its inputs and outputs
     draft = ModelRepository([tmp_path / "models"], ReadOptions(backend_directory=directory)).read("M")
-    assert draft.complete("1").backend == "own"
+    assert draft.config_to_complete()["backend"] == "own"
     assert draft.backend_file == str(tmp_path / "backends" / "own" / "backend.py")
+    assert check_repository([tmp_path / "models"], ReadOptions(backend_directory=directory)) == []
+    write_model(tmp_path / "models", "N", 'backend: "other"')
+    with pytest.raises(LoadError, match=r"Here: there is neither backend\.py nor model\.py in .*/backends/other"):
+        ModelRepository([tmp_path / "models"], ReadOptions(backend_directory=directory)).read("N").complete("1")
 
 
 @pytest.mark.filterwarnings("ignore:.*escape sequence:DeprecationWarning")  # of protobuf's reader of strings
