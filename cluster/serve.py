@@ -58,7 +58,7 @@ def serve_command(
     if write is not None:
         from slipstream.cluster.sizing.config_choice import write_chosen
 
-        sys.exit(write_chosen(given, write))
+        sys.exit(write_chosen(given, write, name, port))
     guardian = GuardianLink.of_this_process()
     if guardian is None:
         options = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)

@@ -215,7 +215,7 @@ class Router:
         assert self.tensors is not None
         repository = self.tensors.repository
         is_ready, ledger = repository.is_server_ready(), self.tensors.ledger
-        return repository_status(repository.index(), repository.unreadable, is_ready=is_ready, ledger=ledger)
+        return repository_status(repository.index(), repository.failures, is_ready=is_ready, ledger=ledger)
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -316,6 +316,8 @@ class Router:
         """Be unready from now on, so that load balancers send their requests elsewhere. Those that still come are
         served, and their connections closed after the answer."""
         self._is_leaving = True
+        if self.tensors is not None:
+            self.tensors.leave()
         self._server.leave()
 
     async def drain(self, deadline_s: float) -> None:

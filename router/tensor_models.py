@@ -8,8 +8,10 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.router.access.access import Access
+from slipstream.router.api.kserve.client_settings import ClientSettings
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.log_control import LogControl
@@ -45,6 +47,9 @@ from slipstream.router.status.wanted_models import WantedModel, WantedModels
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
+if TYPE_CHECKING:
+    from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
+
 GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
 BACKENDS = EXECUTED_BY_INSTANCES | {"", *LANGUAGE_BACKENDS}  # "": ensembles
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -53,9 +58,10 @@ log = logging.getLogger(__name__)
 
 
 class TensorModels:
-    """Life cycle: `start`, which begins to load the models; `stop_admission`; and what `start` left in its `cleanup`.
-    `instances_path` is the Unix socket for instances on this host, `instance_host` the address for others; `host` is
-    where all else listens. `models` are the language models; those that the repository names are `wanted`."""
+    """Life cycle: `start`, which begins to load the models; `leave`, `stop_admission` and `drain`; and what `start`
+    left in its `cleanup`. `instances_path` is the Unix socket for instances on this host, `instance_host` the address
+    for others; `host` is where all else listens. `models` are the language models; those that the repository names are
+    `wanted`."""
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class TensorModels:
         self._is_loaded = asyncio.Event()
         self._endpoints: TensorEndpoints | None = None
         self._failure: Exception | None = None
+        self._grpc: GrpcServer | None = None
 
     async def start(
         self, front: Front, generations: GenerationService, access: Access, cleanup: AsyncExitStack
@@ -116,6 +123,8 @@ class TensorModels:
             name=config.server_id,
             loaded=self._is_loaded,
         )
+        if explicit_loads is not None:
+            ClientSettings(explicit_loads.folder, self.server).keep()
         self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
@@ -130,7 +139,7 @@ class TensorModels:
         return RepositoryAddresses(
             unix_path or None,
             instances,
-            await self._serve_grpc(access, pool, cleanup),
+            await self._serve_grpc(front, access, pool, cleanup),
             await self._serve_metrics(front, pool, cleanup),
         )
 
@@ -152,13 +161,22 @@ class TensorModels:
         and the limit, all returns to zero when nothing runs."""
         return {**asdict(self.port.ledger), **asdict(self.pool.usage)}
 
+    def leave(self) -> None:
+        """Be unready from now on, by either protocol."""
+        self.repository.leave()
+
     def stop_admission(self) -> None:
+        self.leave()
         self.service.stop_admission()
         self._links.close()
 
     async def drain(self, deadline_s: float) -> None:
-        """Lets the requests end that language models answer: no other part of the router waits for those over gRPC."""
-        await self._language.drain(deadline_s)
+        """Lets the requests end that came by gRPC and those that language models answer, for at most `deadline_s`: no
+        other part of the router waits for them."""
+        drains = [self._language.drain(deadline_s)]
+        if self._grpc is not None:
+            drains.append(self._grpc.drain(deadline_s))
+        await asyncio.gather(*drains)
 
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
@@ -182,12 +200,16 @@ class TensorModels:
         log.error("language model %r cannot be served: %s", model.name, reason)
         self._links.failed(model, reason)
 
-    async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
+    async def _serve_grpc(
+        self, front: Front, access: Access, pool: RegionPool, cleanup: AsyncExitStack
+    ) -> Endpoint | None:
         if self._config.grpc.port is None:
             return None
         from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer  # and with it grpcio
 
-        server = GrpcServer(self._config.grpc, self.server, access, pool, host=self._host)
+        self._grpc = server = GrpcServer(
+            self._config.grpc, self.server, access, pool, host=self._host, tracer=front.tracer
+        )
         port = await server.start()
         cleanup.push_async_callback(server.stop, GRPC_GRACE_S)
         return Endpoint(self._config.grpc.host or self._host, port)

@@ -185,9 +185,10 @@ class VersionedTensors:
             return None
         return self._port, model
 
-    async def answer(self, port: TensorVersionsPort, model: str) -> UpdateAnswer:
+    async def answer(self, port: TensorVersionsPort, model: str, *, shows_progress: bool = True) -> UpdateAnswer:
+        """After a change by an operator, a promotion is of no interest."""
         status = await port.status(model) or TensorVersionsStatus(())
-        return UpdateAnswer.of_tensors(status, port.routes(model), port.progress(model))
+        return UpdateAnswer.of_tensors(status, port.routes(model), port.progress(model) if shows_progress else None)
 
 
 def update_routes(updaters: Updaters, tensors: TensorVersionsPort | None = None) -> APIRouter:
@@ -215,7 +216,7 @@ def update_routes(updaters: Updaters, tensors: TensorVersionsPort | None = None)
         if (found := await versioned.of(model)) is not None:
             port, name = found
             await port.set_split(name, question.weights, caller)
-            return await versioned.answer(port, name)
+            return await versioned.answer(port, name, shows_progress=False)
         updater = updaters.of(model)
         updater.set_split(question.weights, caller)
         return UpdateAnswer.of(updater)
@@ -244,7 +245,7 @@ def update_routes(updaters: Updaters, tensors: TensorVersionsPort | None = None)
         if (found := await versioned.of(model)) is not None:
             port, name = found
             await port.roll_back(name, caller)
-            return await versioned.answer(port, name)
+            return await versioned.answer(port, name, shows_progress=False)
         updater = updaters.of(model)
         await updater.roll_back(caller)
         return UpdateAnswer.of(updater)

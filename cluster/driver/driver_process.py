@@ -57,7 +57,11 @@ def run_driver(
 def _run(guardian: GuardianLink, target: ServeTarget | None, overrides: Overrides, timings: bool) -> int:
     before = state_before(guardian)
     try:
-        source = config_source(target, overrides.name) if before is None else ConfigSource(Path(before.config))
+        source = (
+            config_source(target, overrides.name, overrides.port)
+            if before is None
+            else ConfigSource(Path(before.config))
+        )
         config = (from_plain(before.served) if before is not None else None) or source.load(
             partial(overrides.load, files=Downloads(Console(sys.stderr), must_be_newest=False))
         )

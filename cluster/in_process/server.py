@@ -168,6 +168,5 @@ class Server:
     def _failures(self) -> str:
         repository = self.running.tensors.repository
         entries = self.running.thread.call(repository.index)
-        reasons = [f"{entry.name}: {entry.reason}" for entry in entries if entry.reason]
-        reasons += [f"{name}: {cause}" for name, cause in repository.unreadable.items()]
-        return "; ".join(reasons)
+        reasons = {entry.name: entry.reason for entry in entries if entry.reason} | dict(repository.failures)
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

@@ -86,17 +86,12 @@ class TensorVersions:
         return max(others, key=int)
 
     async def _drive(self, model: str, rollout: TensorRollout, by: Author) -> None:
-        split: dict[str, float] | None = None  # that this has set
         while not rollout.is_over:
             now_s = time.monotonic()
             with suppress(FleetError):  # the router will answer again
-                if split is not None and self.routes(model).split != split:
-                    rollout.end(now_s, "cut short: the split was changed")
-                    return
                 if (status := await self.status(model)) is not None:
-                    following = rollout.look(now_s, status)
-                    if following is not None:
-                        split = following
+                    split = rollout.look(now_s, status)
+                    if split is not None:
                         author = by._replace(reason=rollout.events[-1].text)
                         await self._change(model, "version", partial(Routes.with_split, split=split), author)
                         continue
@@ -104,7 +99,7 @@ class TensorVersions:
 
     async def set_split(self, model: str, split: dict[str, float], by: Author) -> None:
         await self._check_serve(model, "split", [version for version, share in split.items() if share > 0])
-        await self._change(model, "split", lambda routes: routes.with_split(split), by)
+        await self._change(model, "split", lambda routes: routes.with_split(split), by, ends_promotion=True)
 
     async def set_mirror(self, model: str, version: str, percent: float | None, by: Author) -> None:
         if percent is not None:
@@ -116,7 +111,16 @@ class TensorVersions:
         await self._change(model, "mirror", changed, by)
 
     async def roll_back(self, model: str, by: Author) -> None:
-        await self._change(model, "update", Routes.rolled_back, by)
+        await self._change(model, "update", Routes.rolled_back, by, ends_promotion=True)
+
+    def _end_promotion(self, model: str) -> None:
+        """An operator decides otherwise. What has ended before is not shown any more."""
+        promotion = self._promotions.get(model)
+        if promotion is not None and promotion.task.done():
+            del self._promotions[model]
+        elif promotion is not None:
+            promotion.task.cancel()
+            promotion.rollout.end(time.monotonic(), "cut short: the split was changed")
 
     async def _check_serve(self, model: str, field: str, versions: list[str]) -> None:
         """A version that does not serve may be a slip of the pen. Raises FleetError."""
@@ -127,12 +131,22 @@ class TensorVersions:
                 there = ", ".join(serving) or "none"
                 raise FleetError("invalid", field, f"version {version!r} of {model} does not serve; there are: {there}")
 
-    async def _change(self, model: str, field: str, change: Callable[[Routes], Routes], by: Author) -> None:
+    async def _change(
+        self,
+        model: str,
+        field: str,
+        change: Callable[[Routes], Routes],
+        by: Author,
+        *,
+        ends_promotion: bool = False,
+    ) -> None:
         before = self.routes(model)
         try:
             now = change(before)
         except ValueError as error:
             raise FleetError("conflict" if field == "update" else "invalid", field, str(error)) from None
+        if ends_promotion:
+            self._end_promotion(model)
         self._models.set_tensor_versions(model, now)
         self._state_file.write()
         await self._router.set_tensor_versions(model, now)

@@ -18,7 +18,7 @@ from slipstream.cluster.models.model_services import ModelServices
 from slipstream.cluster.models.pool_step import ServedPools, asked_as
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
-from slipstream.cluster.sizing.chosen_entry import chosen_entry
+from slipstream.cluster.sizing.chosen_entry import Room, chosen_entry
 from slipstream.cluster.sizing.machine_facts import read_machine
 from slipstream.cluster.state.run_state import StateFile
 from slipstream.router.status.wanted_models import WantedModel
@@ -107,9 +107,13 @@ class WantedPools:
 
     def _write(self, model: WantedModel) -> Path:
         """Writes the entry of a model, with the pools that are chosen for it. Blocks. Raises FleetError."""
-        config, free = self._models.config, self._cluster.fleet.num_free
+        config, fleet = self._models.config, self._cluster.fleet
+        repository, gpus = config.repository, fleet.num_free_gpus
+        if gpus is not None:
+            gpus = max(0, gpus - repository.hosts * repository.num_gpus)  # which instances have
         try:
-            text = chosen_entry(model, read_machine(), free, self._services.downloads, config.model_cache)
+            room = Room(fleet.num_free, gpus)
+            text = chosen_entry(model, read_machine(), room, self._services.downloads, config.model_cache)
         except ConfigError as error:
             raise FleetError("invalid", "config", "; ".join(error.problems)) from None
         path = self._folder / f"{config.name}--{urllib.parse.quote(model.name, safe='')}.yaml"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,30 @@ from slipstream.router.status.wanted_models import WantedModel
 POOLS = ("engine", "prefill", "decode")
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many further workers, and GPUs for them, there may be; None: any number."""
+
+    workers: int | None = None
+    gpus: int | None = None
+
+    def of(self, machine: MachineFacts, path: str) -> MachineFacts:
+        """The machine with the GPUs that are left, which are those with the most memory free. Raises ConfigError."""
+        num_gpus = len(machine.gpu_bytes)
+        if self.gpus is None or self.gpus >= num_gpus:
+            return machine
+        if not self.gpus:
+            raise ConfigError([f"{path}: no GPU is free: all {num_gpus} are reserved"])
+        return replace(machine, gpu_bytes=tuple(sorted(machine.gpu_bytes))[-self.gpus :])
+
+
 def chosen_entry(
-    model: WantedModel, machine: MachineFacts, max_workers: int | None, files: ModelFiles, cache: ModelCacheConfig
+    model: WantedModel, machine: MachineFacts, room: Room, files: ModelFiles, cache: ModelCacheConfig
 ) -> str:
-    """A file for `slipstream models add`: the pools that `slipstream serve MODEL` would choose, as far as `max_workers`
-    goes (None: any number), with the model's own settings in the place of those. Further names come later, when they
-    are free. Raises ConfigError."""
+    """A file for `slipstream models add`: the pools that `slipstream serve MODEL` would choose, as far as there is
+    room, with the model's own settings in the place of those. Further names come later, when they are free. Raises
+    ConfigError."""
+    machine = room.of(machine, model.path)
     try:
         url = WeightsUrl.parse(model.path)
         directory = Path(model.path) if url is None else files.local(url, None, cache)[0]
@@ -36,7 +54,7 @@ def chosen_entry(
         raise ConfigError([str(error)]) from None
     named = Path(model.path) if url is None else url
     choice, _ = choice_for(named, directory, machine)
-    pools = settings_of(within(choice, max_workers), named)
+    pools = settings_of(within(choice, room.workers), named)
     entry = {"path": model.path, "name": model.name} | {key: pools[key] for key in POOLS}
     lines = [f"# Chosen by Slipstream for a model of the repository, on {machine_in_words(machine)}.", ""]
     merged = laid_over(entry, {key: value for key, value in model.settings.items() if key != "aliases"})
@@ -49,10 +67,10 @@ def within(choice: SizingChoice, max_workers: int | None) -> SizingChoice:
         return choice
     num_prefill = min(choice.prefill.replicas, max(0, max_workers - 1))
     num_decode = min(choice.decode.replicas, max(1, max_workers - num_prefill))
-    return dataclasses.replace(
+    return replace(
         choice,
-        prefill=dataclasses.replace(choice.prefill, replicas=num_prefill),
-        decode=dataclasses.replace(choice.decode, replicas=num_decode),
+        prefill=replace(choice.prefill, replicas=num_prefill),
+        decode=replace(choice.decode, replicas=num_decode),
     )
 
 

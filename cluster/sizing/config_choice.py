@@ -62,7 +62,7 @@ class ConfigSource:
         return f"{self.model}: {reason if key == 'model.path' else f'{key}{separator}{reason}'}"
 
 
-def config_source(target: ServeTarget | None, name: str | None) -> ConfigSource:
+def config_source(target: ServeTarget | None, name: str | None, port: int | None = None) -> ConfigSource:
     """The target, or what is chosen for the model that it is, which is shown and then kept in the cache folder under
     the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
     replaced belongs to a cluster that runs."""
@@ -70,21 +70,24 @@ def config_source(target: ServeTarget | None, name: str | None) -> ConfigSource:
     if chosen is None:
         assert isinstance(target, Path)
         return ConfigSource(target)
-    name = name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME
-    run_state.check_unused(name, run_state.run_folder())
-    path = run_state.cache_folder() / "chosen" / f"{name}.yaml"
+    used = name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME
+    run_state.check_unused(used, run_state.run_folder())
+    path = run_state.cache_folder() / "chosen" / f"{used}.yaml"
     chosen.write(path)
     _show(chosen)
-    Console(sys.stdout).say(f"To keep or change this: slipstream serve{_as_arguments(target)} --write my.yaml\n")
+    given = _as_arguments(target, name, port)
+    Console(sys.stdout).say(f"To keep or change this: slipstream serve{given} --write my.yaml\n")
     return ConfigSource.of_chosen(path, target, chosen)
 
 
-def _as_arguments(target: ServeTarget | None) -> str:
+def _as_arguments(target: ServeTarget | None, name: str | None, port: int | None) -> str:
     """What the command was given, in a form to copy, but for secrets."""
-    if target is None:
-        return ""
-    given = target.arguments(hides_secrets=True) if isinstance(target, RepositoryFlags) else [str(target)]
-    return f" {shlex.join(given)}"
+    given = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)
+    if isinstance(target, RepositoryFlags):
+        given += target.arguments(hides_secrets=True)
+    elif target is not None:
+        given.append(str(target))
+    return "".join(f" {shlex.quote(argument)}" for argument in given)
 
 
 def checked_config(target: ServeTarget, files: ModelFiles) -> ClusterConfig:
@@ -95,21 +98,28 @@ def checked_config(target: ServeTarget, files: ModelFiles) -> ClusterConfig:
         assert isinstance(target, Path)
         return load(target)
     _show(chosen)
+    return _loaded(chosen, target, load)
+
+
+def _loaded(chosen: ChosenConfig, target: ServeTarget | None, load: Callable[[Path], ClusterConfig]) -> ClusterConfig:
+    """Raises ConfigError for a configuration that would be refused."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chosen.yaml"
         chosen.write(path)
         return ConfigSource.of_chosen(path, target, chosen).load(load)
 
 
-def write_chosen(target: ServeTarget | None, path: Path) -> int:
+def write_chosen(target: ServeTarget | None, path: Path, name: str | None = None, port: int | None = None) -> int:
     """Writes the configuration that is chosen for a model to a new file. Returns the exit code."""
     try:
         with Outlines() as files:  # a choice needs no weights
             chosen = chosen_for(target, files)
-        if chosen is None:
-            raise ConfigError([f"{target}: is a configuration already; --write is for the directory of a model"])
-        if path.exists():
-            raise ConfigError([f"{path}: is there already"])
+            if chosen is None:
+                raise ConfigError([f"{target}: is a configuration already; --write is for the directory of a model"])
+            if path.exists():
+                raise ConfigError([f"{path}: is there already"])
+            chosen = chosen.with_options(name, port)
+            _loaded(chosen, target, partial(load_config, files=files))
         chosen.write(path)
     except ConfigError as error:
         for problem in error.problems:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import yaml
 
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.settings_file import ConfigError
@@ -38,6 +40,19 @@ class ChosenConfig:
     model: ServeTarget
     text: str
     lines: list[str]
+
+    def with_options(self, name: str | None, port: int | None) -> ChosenConfig:
+        """With what these options of `slipstream serve` override."""
+        if name is None and port is None:
+            return self
+        comments = [line for line in self.text.splitlines() if not line or line.startswith("#")]
+        settings = yaml.safe_load(self.text)
+        if name is not None:
+            settings = {"name": name, **settings}
+        if port is not None:
+            settings.setdefault("router", {}).setdefault("http", {})["port"] = port
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        return replace(self, text="\n".join([*comments, text]))
 
     def write(self, path: Path) -> None:
         """For its owner alone: there may be secrets in it. Raises ConfigError."""

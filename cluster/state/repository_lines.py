@@ -35,13 +35,18 @@ def start_lines(repository: dict[str, Any]) -> Iterator[str]:
 
 
 def failures(repository: dict[str, Any]) -> Iterator[str]:
-    """Why versions are not served, of the first ones."""
-    failed = [
-        model for model in repository["models"] if model["state"] == "UNAVAILABLE" and model["reason"] != "unloaded"
-    ]
+    """Why versions are not served, or serve although what is in the repository now could not be loaded; of the first
+    ones."""
+    failed = [model for model in repository["models"] if has_failed(model)]
     for model in failed[:MAX_FAILED]:
         reason = model["reason"].strip().partition("\n")[0]  # what follows is where in the code
         which = f"{model['name']} version {model['version']}" if model["version"] else model["name"]
         yield f"{which}: {reason}"
     if len(failed) > MAX_FAILED:
         yield f"and {len(failed) - MAX_FAILED} more"
+
+
+def has_failed(model: dict[str, str]) -> bool:
+    if model["state"] == "READY":
+        return model["reason"] != ""
+    return model["state"] == "UNAVAILABLE" and model["reason"] != "unloaded"

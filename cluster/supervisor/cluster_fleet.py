@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Sequence
 
 import ray
@@ -149,6 +150,17 @@ class ClusterFleet:
         most = self._budget.workers
         wanted = sum(managed.is_wanted for managed in self._supervisor.groups)
         return None if most is None else max(0, most - wanted)
+
+    @property
+    def num_free_gpus(self) -> int | None:
+        """How many GPUs further groups may reserve; None: that is not known. A Ray of our own has those of this
+        machine."""
+        limits = [] if self._budget.gpus is None else [self._budget.gpus]
+        if self._session.is_own:
+            limits.append(self._session.resources.get("GPU", 0.0))
+        wanted = [managed.member for managed in self._supervisor.groups if managed.is_wanted]
+        reserved = sum(member.pool.bundle.get("GPU", 0.0) for member in wanted)
+        return max(0, math.floor(min(limits) - reserved)) if limits else None
 
     def check_budget(self, count: int, num_gpus: float) -> None:
         """Raises FleetError if so many further groups, with so many GPUs in all, would be more than `budget.workers` or

@@ -60,6 +60,8 @@ class RepositoryFlags:
         settings = settings_of(self.given)
         repository = settings["repository"]
         repository["paths"] = list(map(_absolute, repository["paths"]))
+        if "backend_directory" in repository:
+            repository["backend_directory"] = _absolute(repository["backend_directory"])
         tls = repository.get("grpc", {}).get("tls", {})
         tls |= {key: _absolute(name) for key, name in tls.items()}
         return settings

@@ -144,6 +144,11 @@ class ApiFront:
         return self._metrics
 
     @property
+    def tracer(self) -> Tracer | None:
+        """Of the requests that are sampled; None if tracing is off."""
+        return self._tracer
+
+    @property
     def trace_counts(self) -> TraceCounts | None:
         """How many traces were sent, dropped or not accepted; None if tracing is off."""
         return self._tracer.counts if self._tracer is not None else None

@@ -75,6 +75,7 @@ class Submit:
     retention: Retention | None
     keeps_version: bool
     is_background: bool = False
+    follows: bool = False
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:

@@ -26,6 +26,9 @@ class BodyPlace(Protocol):
 class BodyPlaces(Protocol):
     """Gives places for bodies that are larger than `reader.STRANGERS_BODY_BYTES`, and whose length is known."""
 
+    def chunked_limit_bytes(self, path: str) -> int | None:
+        """How large a body may be whose length is not known before it ends. None: as any other."""
+
     def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> BodyPlace | None:
         """`path` is as it was sent, `headers` have names in lower case. None: the body comes as any other, within the
         limit for bodies. Raises HttpError if there is no memory for it."""

@@ -79,7 +79,7 @@ class RequestReader:
         self.num_begun = 0
         self.expects_continue = False  # the client waits for "100 Continue" before it sends the body
         self._max_header_bytes = max_header_bytes
-        self._max_body_bytes = max_body_bytes
+        self._limit_bytes = self._max_body_bytes = max_body_bytes  # of the body that comes, of any body
         self._check_caller = check_caller
         self._path_prefix = path_prefix
         self._body_places = body_places
@@ -202,7 +202,7 @@ class RequestReader:
             before = self._latest + data[max(end - CHUNK_LINE_BYTES, 0) : end]
             _, newline, line = before.rstrip(b"\r\n").rpartition(b"\n")  # of which all must be there
             size = line.partition(b";")[0]
-            if newline and CHUNK_SIZE.fullmatch(size) and int(size, 16) > self._max_body_bytes:
+            if newline and CHUNK_SIZE.fullmatch(size) and int(size, 16) > self._limit_bytes:
                 raise self._fail(self._body_too_large())
 
     def _fail(self, error: HttpError) -> httptools.HttpParserError:
@@ -214,7 +214,7 @@ class RequestReader:
         return HttpError(431, f"Request headers are larger than {limit}.", code="headers_too_large")
 
     def _body_too_large(self) -> HttpError:
-        return HttpError(413, f"The body is larger than {self._max_body_bytes} bytes.", code="body_too_large")
+        return HttpError(413, f"The body is larger than {self._limit_bytes} bytes.", code="body_too_large")
 
     def on_message_begin(self) -> None:
         self.state = "header"
@@ -224,6 +224,7 @@ class RequestReader:
         self._header_bytes = 0
         self._body = bytearray()
         self._whole_body = b""
+        self._limit_bytes = self._max_body_bytes
 
     def on_url(self, part: bytes) -> None:
         self._kept_bytes = 0
@@ -271,6 +272,8 @@ class RequestReader:
         if codings:
             self._check_transfer_codings(codings, version)
             is_large = True  # perhaps
+            if self._body_places is not None:
+                self._limit_bytes = self._body_places.chunked_limit_bytes(self.path) or self._max_body_bytes
         if is_large and self._check_caller is not None:
             try:
                 self._check_caller(authorization_of(authorization, key))
@@ -290,7 +293,7 @@ class RequestReader:
                 self._arriving = ArrivingBody(place, self._parser.should_keep_alive())
                 self._make_room(self._arriving, 1)
                 return
-        if body_bytes > self._max_body_bytes:
+        if body_bytes > self._limit_bytes:
             raise self._fail(self._body_too_large())
 
     def _make_room(self, arriving: ArrivingBody, num_bytes: int) -> None:
@@ -327,7 +330,7 @@ class RequestReader:
                 self._body += self._whole_body
                 self._whole_body = b""
             self._body += part
-        if len(self._body) + len(self._whole_body) > self._max_body_bytes:
+        if len(self._body) + len(self._whole_body) > self._limit_bytes:
             raise self._fail(self._body_too_large())
 
     def on_message_complete(self) -> None:

@@ -42,8 +42,8 @@ class ModelLoads:
     An ensemble is loaded after the models of its steps, and again when one of them has changed. It serves only while
     all of them do: it is unloaded before the first of them, and comes back with the last.
 
-    `running` are versions that load, serve, or end their requests. `unreadable`: why models could not be read when they
-    were to be loaded last, by name."""
+    `running` are versions that load, serve, or end their requests. `failures`: why the latest load of a model has
+    failed, by name."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ModelLoads:
         self._ensembles = KnownEnsembles()
         self.num_loading = 0
         self.running: set[ServedVersion] = set()
-        self.unreadable: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
 
     async def load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
         """Raises InferError; then the versions before serve on."""
@@ -114,6 +114,7 @@ class ModelLoads:
                     await self._load_read(loads, draft)
         except (RepositoryError, InferError) as error:
             loads.ended[model] = error
+            self.failures[model] = cause_of(model, error)
         finally:
             self.num_loading -= 1
         failure = loads.ended[model]
@@ -124,12 +125,10 @@ class ModelLoads:
         self, loads: LoadPass, model: str, config_json: str, files: Mapping[str, bytes] | None
     ) -> ModelDraft:
         read = partial(self._repository.read, model, config_json, files)
-        self.unreadable.pop(model, None)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._files, read)
         except RepositoryError as error:
             log.error("model %r cannot be read: %s", model, error.cause)
-            self.unreadable[model] = error.cause
             raise
         except LoadError as error:
             self._versions_of(model)
@@ -198,7 +197,7 @@ class ModelLoads:
         return None
 
     def _why_not(self, step: str, failure: InferError | RepositoryError) -> str:
-        cause = str(failure).removeprefix(f"load failed for model '{step}': ").rstrip("\n")
+        cause = cause_of(step, failure)
         if step in self._ensembles:
             return f"which is not valid. Model '{step}' failed with error: {cause}"
         return f"which has no loaded version. Model '{step}' loading failed with error: {cause}"
@@ -254,6 +253,7 @@ class ModelLoads:
         for runtime in kept.values():
             runtime.serve_beside(draft.versions)
         leaving = versions.serve(kept | runtimes)
+        self.failures.pop(draft.name, None)
         if runtimes or leaving:
             loads.changed.add(draft.name)
         for before in leaving:
@@ -290,9 +290,11 @@ class ModelLoads:
                 await self._take_down(ensemble)
             await asyncio.gather(*(runtime.wait_for_end() for runtime in versions.leaving))
         async with self._lock(model):
-            self.unreadable.pop(model, None)
+            self.failures.pop(model, None)
             if model in self._service.models:
                 self._unload_versions(model)
+                if self._versions_of(model).is_empty:
+                    del self._service.models[model]
 
     def _unload_versions(self, model: str) -> None:
         for runtime in self._versions_of(model).unload():
@@ -318,6 +320,11 @@ class ModelLoads:
 
     def _lock(self, model: str) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
+
+
+def cause_of(model: str, failure: InferError | RepositoryError) -> str:
+    """Why a load has failed."""
+    return str(failure).removeprefix(f"load failed for model '{model}': ").rstrip("\n")
 
 
 def is_unchanged(draft: ModelDraft, version: str, runtime: ServedVersion) -> bool:

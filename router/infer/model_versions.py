@@ -39,8 +39,13 @@ class ModelVersions(Generic[Runtime]):
         return any(state.phase is ModelPhase.LOADING for state in self._states.values())
 
     @property
+    def is_empty(self) -> bool:
+        """It was to be loaded, and no version could be tried."""
+        return not self._states
+
+    @property
     def has_failed(self) -> bool:
-        return any(state.has_failed for state in self._states.values())
+        return self.is_empty or any(state.has_failed for state in self._states.values())
 
     @property
     def serving(self) -> Mapping[str, Runtime]:
@@ -107,7 +112,7 @@ class ModelVersions(Generic[Runtime]):
         raise unknown(f"'{self.name}' version {version} is not found")
 
     def entries(self, *, only_ready: bool = False) -> list[IndexEntry]:
-        """Of the index, lowest version first. A model without a version that could be tried has none."""
+        """Of the index, lowest version first."""
         return [
             IndexEntry(self.name, version, state.phase, state.reason)
             for version, state in sorted(self._states.items(), key=lambda item: int(item[0]))

@@ -73,7 +73,7 @@ class RepositoryService:
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
         self._stamped: dict[str, ModelStamp] = {}  # when the repository was read last
-        self._is_starting = False
+        self._is_starting = self._is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -160,28 +160,35 @@ class RepositoryService:
             log.warning("models have not ended within %g s: %s", self.exit_timeout_s, left)
         self._files.shutdown(wait=False)
 
+    def leave(self) -> None:
+        """The server is unready from now on, so that load balancers send their requests elsewhere."""
+        self._is_leaving = True
+
     def is_server_ready(self) -> bool:
         models = self._service.models.values()
-        if self._is_starting or self._loads.num_loading or any(versions.is_loading for versions in models):
+        if self._is_leaving or self._is_starting or self._loads.num_loading:
+            return False
+        if any(versions.is_loading for versions in models):
             return False
         return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
 
     @property
-    def unreadable(self) -> Mapping[str, str]:
-        """Models of the repository that could not be read when they were to be loaded, and why."""
-        return {name: cause for name, cause in self._loads.unreadable.items() if name in self._names}
+    def failures(self) -> Mapping[str, str]:
+        """Models of the repository whose latest load has failed, and why."""
+        return {name: cause for name, cause in self._loads.failures.items() if name in self._names}
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]:
+        """A model without a version that was tried is listed by its name."""
         if self._is_local:  # a few directories are read faster than a thread is asked
             with contextlib.suppress(RepositoryError):
                 self._names = self._repository.names()
-        entries = []
+        entries: list[IndexEntry] = []
         models = self._service.models
         for name in sorted({*self._names, *(name for name, versions in models.items() if not versions.is_idle)}):
             versions = models.get(name)
             if name in self._ambiguous:
                 entries.append(IndexEntry(name, "", ModelPhase.UNAVAILABLE, AMBIGUOUS))
-            elif versions is not None:
+            elif versions is not None and not versions.is_empty:
                 entries += versions.entries(only_ready=only_ready)
             elif not only_ready:
                 entries.append(IndexEntry(name))

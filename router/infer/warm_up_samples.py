@@ -7,8 +7,10 @@ import random
 import struct
 from pathlib import Path
 
+from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER
 from slipstream.router.tensors.datatypes import DATATYPES
+from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelSpec, WarmupInput, WarmupSample
 from slipstream.router.tensors.tensor import Tensor
@@ -29,8 +31,14 @@ def warm_up_requests(spec: ModelSpec) -> list[list[InferRequest]]:
 
 
 def _requests(spec: ModelSpec, sample: WarmupSample) -> list[InferRequest]:
-    """As many requests of one row as the batch size says."""
+    """As many requests of one row as the batch size says. Raises OSError, ValueError."""
     inputs = [_tensor(spec, one) for one in sample.inputs]
+    names = {tensor.name for tensor in spec.inputs}
+    of_model = [tensor for tensor in inputs if tensor.name in names]  # others are controls of sequences
+    try:
+        RequestCheck(spec).check(InferRequest(spec.name, spec.version, inputs=of_model))
+    except InferError as error:
+        raise ValueError(error.message) from None
     return [InferRequest(spec.name, spec.version, inputs=inputs) for _ in range(sample.batch_size)]
 
 

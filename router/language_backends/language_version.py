@@ -20,7 +20,7 @@ from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.instances.messages import InstanceResponse
 from slipstream.router.language_backends.forms.form_choice import form_of
 from slipstream.router.language_backends.generation.generation_run import GenerationRun, Generations
-from slipstream.router.language_backends.generation.infer_failures import GENERATION_ERRORS, cancelled, infer_error
+from slipstream.router.language_backends.generation.infer_failures import GENERATION_ERRORS, infer_error
 from slipstream.router.language_backends.generation.tensor_generation import RequestForm, TensorGeneration
 from slipstream.router.language_backends.model_links import ModelLink, ModelLinks
 from slipstream.router.language_backends.settings.language_settings import LanguageSettings
@@ -66,7 +66,6 @@ class LanguageVersion:
         self.version = version
         self.recorder = recorder
         self.custom_families: Iterable[CustomFamily] = ()
-        self.num_waiting = 0
         self._context = context
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -83,6 +82,11 @@ class LanguageVersion:
     @property
     def canceller(self) -> Canceller:
         return self
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no token yet."""
+        return sum(not active.record.executions for active in self._running)
 
     @property
     def is_down(self) -> bool:
@@ -128,7 +132,7 @@ class LanguageVersion:
         """Canceller."""
         task = self._running.get(active)
         if task is not None and not active.has_ended:
-            self._answers.fail(active, cancelled(), time.monotonic())
+            self._answers.fail(active, active.cancellation, time.monotonic())
             task.cancel()
 
     def unload(self) -> None:
@@ -197,7 +201,7 @@ class LanguageVersion:
         """Nothing of a request is left."""
         del self._running[active]
         if not active.has_ended:  # it was cancelled before it could begin, or with all tasks
-            self._answers.fail(active, cancelled(), time.monotonic())
+            self._answers.fail(active, active.cancellation, time.monotonic())
         active.release_inputs()
         if self._phase is ModelPhase.UNLOADING and not self._running:
             self._end()

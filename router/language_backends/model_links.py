@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from slipstream.router.catalog.catalog import Catalog
-from slipstream.router.language_backends.settings.language_settings import LanguageSettings, path_of, unknown_model
+from slipstream.router.language_backends.settings.language_settings import (
+    LanguageSettings,
+    is_beside,
+    is_name,
+    path_of,
+    unknown_model,
+)
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
@@ -126,11 +132,11 @@ class ModelLinks:
 
     async def _meant(self, draft: ModelDraft, version: str, settings: LanguageSettings) -> WantedModel:
         named = self._named.get(draft.name, "")
-        if named and is_name(named) and named != draft.name and (draft.folder.parent / named).is_dir():
-            return await self._of_repository(draft.name, named)
         for asked in [named] if named else settings.asked:
             if self._is_of_cluster(asked):
                 return WantedModel(asked, str(self._directories.directory_of(asked)))
+            if (named or not settings.path) and is_beside(asked, draft):
+                return await self._of_repository(draft.name, asked)
         if named and is_name(named):
             text = f"repository.language_models.{draft.name} is {named!r}, and no such model is served"
             raise LoadError(f"Invalid argument: {text}")
@@ -161,7 +167,7 @@ class ModelLinks:
                 while named not in self._links:
                     await self._news.wait()
         except TimeoutError:
-            text = f"repository.language_models.{model} is {named!r}, a model of the repository that is not loaded"
+            text = f"the language model of '{model}' is to be {named!r}, a model of the repository that is not loaded"
             raise LoadError(f"Unavailable: {text}") from None
         return self._links[named][-1]
 
@@ -184,8 +190,3 @@ class ModelLink:
 
     def release(self) -> None:
         self._links.release(self._wanted)
-
-
-def is_name(named: str) -> bool:
-    """Whether it is the name of a model, and no path or address."""
-    return "/" not in named and not named.startswith(".")

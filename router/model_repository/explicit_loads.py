@@ -32,7 +32,7 @@ class ExplicitLoads:
     A file that cannot be written is logged: the load counts all the same."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     @classmethod
     def beside(cls, instances_path: Path) -> ExplicitLoads:
@@ -49,27 +49,27 @@ class ExplicitLoads:
     def latest(self) -> dict[str, ExplicitLoad | None]:
         """The latest load of each model; None: it was unloaded after that."""
         found: dict[str, ExplicitLoad | None] = {}
-        if not self._folder.exists():
+        if not self.folder.exists():
             return found
         try:
-            check_own(self._folder)
+            check_own(self.folder)
         except OSError as error:
             log.warning("what clients have loaded before is not loaded again: %s", error)
             return found
-        for path in sorted(self._folder.glob("*.json")):
+        for path in sorted(self.folder.glob("*.json")):
             with suppress(OSError, ValueError, KeyError, TypeError):  # not one of ours
                 said = json.loads(path.read_bytes())
                 found[said["model"]] = load_of(said) if "config" in said else None
         return found
 
     def forget(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, model: str, said: dict[str, object]) -> None:
-        path = self._folder / f"{quote(model, safe='')}.json"
+        path = self.folder / f"{quote(model, safe='')}.json"
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_own(self._folder)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_own(self.folder)
             part = path.with_suffix(".part")
             part.write_text(json.dumps(said), "utf-8")
             os.replace(part, path)

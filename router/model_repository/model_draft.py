@@ -18,6 +18,7 @@ from slipstream.router.model_repository.config.defaults import set_instance_grou
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults
 from slipstream.router.model_repository.config.model_files import ModelFiles
 from slipstream.router.model_repository.config.model_spec_reader import read_groups, read_parameters, read_spec
+from slipstream.router.model_repository.config.sequence_checks import state_faults
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.override_files import remove_override
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -103,6 +104,7 @@ class ModelDraft:
                 config = completed_config(config, from_dict(completed))
             raise_first(model_faults(config))
             raise_first(tensor_faults(config))
+            raise_first(state_faults(config))
             return read_spec(config, version, self.versions, ModelFiles(self.name, self.folder))
         except ConfigError as error:
             raise LoadError(error.fault.status) from None

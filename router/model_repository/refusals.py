@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import ENSEMBLE
 from slipstream.router.model_repository.config.config_fault import ConfigFault
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -51,15 +52,18 @@ def unserved_faults(config: ModelConfig, options: ReadOptions) -> Iterator[Confi
             text = f"ensemble '{config.name}': ensembles are not served"
             yield ConfigFault("platform", text, InferErrorCode.UNSUPPORTED)
         else:
-            yield ConfigFault("backend", unserved_text(config.backend))
+            yield ConfigFault("backend", unserved_text(config.backend, options.backend_directory))
     if BATCHING_LIBRARY in config.parameters:
         text = f"model '{config.name}': libraries that form batches are not served"
         yield ConfigFault(f"parameters.{BATCHING_LIBRARY}", text, InferErrorCode.UNSUPPORTED)
 
 
-def unserved_text(backend: str) -> str:
+def unserved_text(backend: str, directory: BackendDirectory) -> str:
     """It begins as Triton's, which clients look for."""
+    instead = INSTEAD.get(backend) or ANOTHER
+    if directory.folder is not None and backend not in INSTEAD:
+        instead = f"there is neither backend.py nor model.py in {directory.folder / backend}"
     return (
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration. "
-        f"Here: {INSTEAD.get(backend, ANOTHER)}"
+        f"Here: {instead}"
     )

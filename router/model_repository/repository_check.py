@@ -15,6 +15,7 @@ from slipstream.router.model_repository.config.defaults import set_instance_grou
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
 from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER, ModelFiles
 from slipstream.router.model_repository.config.model_spec_reader import read_spec
+from slipstream.router.model_repository.config.sequence_checks import state_faults
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.config_reader import read_config
 from slipstream.router.model_repository.graph_checks import checked_graph
@@ -120,7 +121,7 @@ class ModelCheck:
         return Problem(str(self.file), fault.field, fault.text)
 
     def _config_faults(self, config: ModelConfig) -> Iterator[ConfigFault]:
-        faults = [*name_faults(config, self.name), *model_faults(config)]
+        faults = [*name_faults(config, self.name), *model_faults(config), *state_faults(config)]
         faults += instance_faults(config, self.options.devices)
         if not self._may_complete_tensors(config):
             faults += tensor_faults(config)
@@ -159,7 +160,12 @@ class ModelCheck:
         except ConfigError as error:
             yield error.fault
             return
-        for sample in spec.warmup:
+        for index, sample in enumerate(spec.warmup):
+            given = {one.name for one in sample.inputs}
+            missing = [tensor.name for tensor in spec.inputs if not tensor.is_optional and tensor.name not in given]
+            if sample.batch_size and missing:
+                text = f"sample '{sample.name}' has no input {', '.join(missing)}"
+                yield ConfigFault(f"model_warmup[{index}].inputs", text)
             for one in sample.inputs:
                 path = self.folder.path / WARMUP_FOLDER / one.file
                 if one.source == "file" and not path.is_file():

@@ -8,24 +8,33 @@ from typing import Any
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
 
+UNLOADED = "unloaded"  # the reason of a version that was unloaded
 LOADING = "models of the repository are being loaded"  # why a router is not ready
 
 
 def repository_status(
-    index: Iterable[IndexEntry], unreadable: Mapping[str, str], *, is_ready: bool, ledger: Mapping[str, int]
+    index: Iterable[IndexEntry], failures: Mapping[str, str], *, is_ready: bool, ledger: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The versions of all models, and whether the server is ready as KServe means it. `unreadable`: why models could
-    not be read, which KServe's index does not say. `ledger`: how many instances, requests and pieces of memory there
-    are, by name."""
-    entries = [entry for entry in index if entry.phase is not None or entry.name not in unreadable]
-    entries += [IndexEntry(name, "", ModelPhase.UNAVAILABLE, cause) for name, cause in unreadable.items()]
-    models = [
-        {
-            "name": entry.name,
-            "version": entry.version,
-            "state": entry.phase.value if entry.phase is not None else "",
-            "reason": entry.reason,
-        }
-        for entry in sorted(entries, key=lambda entry: entry.name)
-    ]
+    """The versions of all models, and whether the server is ready as KServe means it. `failures`: why the latest load
+    of a model has failed, by name, which KServe's index does not say of models that serve and those that could not be
+    read. `ledger`: how many instances, requests and pieces of memory there are, by name."""
+    entries = list(index)
+    names = {entry.name for entry in entries}
+    entries += [IndexEntry(name) for name in failures if name not in names]
+    models = [shown(entry, failures.get(entry.name, "")) for entry in sorted(entries, key=lambda entry: entry.name)]
     return {"ready": is_ready, "models": models, "ledger": dict(ledger)}
+
+
+def shown(entry: IndexEntry, failure: str) -> dict[str, str]:
+    """An entry of the index. `failure` is why the latest load of its model has failed, if it has."""
+    phase, reason = entry.phase, entry.reason
+    if failure and phase is ModelPhase.READY:
+        reason = f"not reloaded: {failure}"
+    elif failure and (phase is None or reason == UNLOADED):
+        phase, reason = ModelPhase.UNAVAILABLE, failure
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "state": phase.value if phase is not None else "",
+        "reason": reason,
+    }

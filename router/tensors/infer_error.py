@@ -56,3 +56,8 @@ class InferError(Exception):
         self.message = message
         self.code = code
         self.reason = reason
+
+
+def cancelled_by_client() -> InferError:
+    """The end of a request that its client does not want any more."""
+    return InferError("the request was cancelled by its client", InferErrorCode.CANCELLED, FailureReason.CANCELED)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, ParameterValue, ResponseReceiver
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
 
@@ -84,8 +85,9 @@ class ModelStatistics:
 class Submission(Protocol):
     """A request under way."""
 
-    def cancel(self) -> None:
-        """The client does not want it any more; `fail` of its receiver comes with CANCELLED unless it has ended."""
+    def cancel(self, because: InferError | None = None) -> None:
+        """`fail` of its receiver comes unless it has ended, with `because`; None: the client does not want it any more,
+        which is CANCELLED."""
 
 
 class InferService(Protocol):
@@ -108,7 +110,7 @@ class RepositoryControl(Protocol):
     """The repository extension. All methods run on the router's event loop. All raise InferError."""
 
     def is_server_ready(self) -> bool:
-        """No load is pending and, with strict readiness, no model has failed."""
+        """No load is pending, the server does not end and, with strict readiness, no model has failed."""
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]: ...
 

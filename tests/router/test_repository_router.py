@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import orjson
 import pytest
 
@@ -16,6 +17,7 @@ from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.main import RouterProgram
+from slipstream.router.process.addresses import Addresses
 from slipstream.router.router import Router
 from tests.support.router.raw_client import Client
 
@@ -23,6 +25,12 @@ from tests.support.router.raw_client import Client
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[Router, int]]:
     """A router with an empty repository, and its HTTP port."""
+    async with started(folder) as (router, addresses):
+        yield router, addresses.http.port
+
+
+@asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[tuple[Router, Addresses]]:
     repository = RepositoryConfig(
         (str(folder),), grpc=KServeGrpcConfig(port=0), metrics=TensorMetricsConfig(port=0, gpu=False)
     )
@@ -34,7 +42,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Router, int]]:
         await router.wait_loaded()
         assert addresses.repository is not None
         assert None not in (addresses.repository.grpc, addresses.repository.metrics)
-        yield router, addresses.http.port
+        yield router, addresses
     finally:
         await router.stop()
 
@@ -65,6 +73,32 @@ def test_it_is_ready_and_says_what_it_serves(tmp_path: Path) -> None:
             assert "v1/chat/completions" not in page
 
     asyncio.run(main())
+
+
+def test_it_is_unready_by_both_protocols_while_it_leaves_and_drains(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as (router, addresses):
+            assert addresses.repository is not None
+            port = addresses.http.port
+            async with grpc.aio.insecure_channel(str(addresses.repository.grpc)) as channel:
+                assert await is_ready_by_grpc(channel)
+                assert (await got(port, "/v2/health/ready"))[0] == 200
+                router.leave()
+                assert (await got(port, "/v2/health/ready")) == (400, b"")
+                assert not await is_ready_by_grpc(channel)
+                await router.drain(1.0)
+                assert not await is_ready_by_grpc(channel)
+
+    asyncio.run(main())
+
+
+async def is_ready_by_grpc(channel: grpc.aio.Channel) -> bool:
+    """What both readiness calls say."""
+    server_ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady", None, None)
+    health = channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+    ready, serving_status = await server_ready(b"") == b"\x08\x01", await health(b"") == b"\x08\x01"
+    assert ready == serving_status
+    return ready
 
 
 def test_a_request_to_a_language_model_is_a_404_that_says_so(tmp_path: Path) -> None:

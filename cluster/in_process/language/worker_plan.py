@@ -15,7 +15,7 @@ from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.repository.downloads import Downloads
-from slipstream.cluster.sizing.chosen_entry import chosen_entry
+from slipstream.cluster.sizing.chosen_entry import Room, chosen_entry
 from slipstream.cluster.sizing.machine_facts import read_machine
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.catalog.served_model import ModelSource
@@ -54,7 +54,7 @@ def worker_plan(model: WantedModel, repository: RepositoryConfig, folder: Path, 
         files = Downloads(Console(sys.stderr), must_be_newest=False)
         cluster = ClusterConfig(NO_MODEL, repository=repository)
         path = folder / ENTRY_FILE
-        path.write_text(chosen_entry(model, read_machine(), None, files, ModelCacheConfig()), encoding="utf-8")
+        path.write_text(chosen_entry(model, read_machine(), Room(), files, ModelCacheConfig()), encoding="utf-8")
         (entry,) = entries_of(path, cluster, log.warning, files, model.name)
     except ConfigError as error:
         raise FleetError("invalid", "config", "; ".join(error.problems)) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from slipstream.router.api.kserve.json_fields import as_bool, as_text, as_uint
@@ -35,8 +35,11 @@ class ActiveLogging:
 
 
 class LogControl:
+    """`on_change` is called after each change."""
+
     def __init__(self, start: ActiveLogging | None = None) -> None:
-        self.active = start or ActiveLogging()
+        self._start = self.active = start or ActiveLogging()
+        self.on_change: Callable[[], None] = lambda: None
 
     @classmethod
     def of_verbosity(cls, level: int) -> LogControl:
@@ -52,6 +55,12 @@ class LogControl:
             "log_verbose_level": active.verbose_level,
             "log_format": active.format,
         }
+
+    def changes(self) -> LogSettings:
+        """What `update` makes of the settings of the start what holds now; log files cannot be changed."""
+        if self.active == self._start:
+            return {}
+        return {name: value for name, value in self.shown().items() if name != "log_file"}
 
     def update(self, given: Mapping[str, object]) -> None:
         """Changes what `given` names with a value other than None; other names are ignored. Raises InferError and
@@ -75,6 +84,7 @@ class LogControl:
                 active = replace(active, format=_format(value))
         self.active = active
         logging.getLogger(LOG_NAME).setLevel(active.level)
+        self.on_change()
 
 
 def _format(value: object) -> str:

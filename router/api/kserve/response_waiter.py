@@ -9,19 +9,20 @@ from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
 from slipstream.router.tensors.infer_service import InferService, Submission
 
-MAX_WAITING_BYTES = 1 << 28  # of responses that are not taken; a request with more is cancelled
-RESPONSE_BYTES = 1024  # of one, besides its outputs
+MAX_WAITING = 1 << 16  # responses that are not taken; each takes about 1 KiB besides its outputs
+MAX_WAITING_BYTES = 1 << 28  # of their outputs; a request with more, or more responses, is cancelled
 
 
 class ResponseWaiter:
     """A `ResponseReceiver`. What it was given and the handler does not take is released by `close`, which also
     cancels a request that has not ended. A model that is much faster than the handler loses its request."""
 
-    __slots__ = ("_error", "_has_ended", "_is_closed", "_num_bytes", "_responses", "_submission", "_waiting")
+    __slots__ = ("_error", "_excess", "_has_ended", "_is_closed", "_num_bytes", "_responses", "_submission", "_waiting")
 
     def __init__(self) -> None:
         self._responses: deque[InferResponse] = deque()
         self._error: InferError | None = None
+        self._excess: InferError | None = None  # why this receiver has given the request up
         self._has_ended = False
         self._is_closed = False
         self._num_bytes = 0  # of the responses that wait, but for the final one
@@ -75,19 +76,23 @@ class ResponseWaiter:
         self._release_all()
         self._cancel()
         self._submission = None  # which holds this receiver
+        self._excess = None  # which may hold frames
 
     def _count(self, response: InferResponse) -> None:
-        if self._num_bytes <= MAX_WAITING_BYTES:
-            self._num_bytes += num_bytes_of(response)
+        self._num_bytes += num_bytes_of(response)
+        if len(self._responses) <= MAX_WAITING and self._num_bytes <= MAX_WAITING_BYTES:
             return
+        exceeded = f"{MAX_WAITING} responses"
+        if self._num_bytes > MAX_WAITING_BYTES:
+            exceeded = f"{MAX_WAITING_BYTES} bytes of responses"
         self._release_all()
-        text = f"more than {MAX_WAITING_BYTES} bytes of responses wait for the client to read them"
-        self._error = InferError(text, InferErrorCode.UNAVAILABLE)
+        text = f"the client reads too slowly: more than {exceeded} wait for it"
+        self._error = self._excess = InferError(text, InferErrorCode.UNAVAILABLE)
         asyncio.get_running_loop().call_soon(self._cancel)  # not from within one of its responses
 
     def _cancel(self) -> None:
         if not self._has_ended and self._submission is not None:
-            self._submission.cancel()
+            self._submission.cancel(self._excess)
 
     def _release_all(self) -> None:
         """Nothing is taken any more."""
@@ -102,7 +107,7 @@ class ResponseWaiter:
 
 
 def num_bytes_of(response: InferResponse) -> int:
-    return RESPONSE_BYTES + sum([output.num_bytes for output in response.outputs])
+    return sum([output.num_bytes for output in response.outputs])
 
 
 def release(response: InferResponse) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from slipstream.router.api.kserve.json_fields import as_list, as_text
@@ -44,7 +44,8 @@ class ActiveTracing:
 
 
 class TraceControl:
-    """`file` is where traces go; only the start of the server sets it, and without it no level can be set."""
+    """`file` is where traces go; only the start of the server sets it, and without it no level can be set.
+    `on_change` is called after each change."""
 
     def __init__(self, start: ActiveTracing | None = None, file: str = "", mode: str = "triton") -> None:
         self._start = start or ActiveTracing()
@@ -53,6 +54,7 @@ class TraceControl:
         self._server = TraceSetting()
         self._models: dict[str, TraceSetting] = {}
         self._active: dict[str, ActiveTracing] = {}  # of models that were asked for since the last change
+        self.on_change: Callable[[], None] = lambda: None
         self._num_seen: dict[str, int] = {}  # requests of each model since its settings have changed
         self._num_taken: dict[str, int] = {}
 
@@ -101,6 +103,12 @@ class TraceControl:
             shown |= {"log_frequency": [str(active.log_frequency)], "trace_file": [self.file]}
         return shown | {"trace_mode": [self._mode]}
 
+    def changes(self) -> dict[str, dict[str, object]]:
+        """What `update` is to be given to make of the settings of the start what holds now: of the server (""), and of
+        models."""
+        settings = {"": self._server, **self._models}
+        return {model: fields_of(setting) for model, setting in settings.items() if setting != TraceSetting()}
+
     def update(self, given: Mapping[str, object], model: str = "") -> None:
         """Changes what `given` names: a list of levels, a number as a text, or None for what it was. Other names are
         ignored. Raises InferError and changes nothing."""
@@ -116,6 +124,7 @@ class TraceControl:
         self._active.clear()
         self._num_seen.clear()
         self._num_taken.clear()
+        self.on_change()
 
 
 def changed(setting: TraceSetting, given: Mapping[str, object], *, has_file: bool) -> TraceSetting:
@@ -130,6 +139,13 @@ def changed(setting: TraceSetting, given: Mapping[str, object], *, has_file: boo
     if "log_frequency" in given:
         setting = replace(setting, log_frequency=_unsigned("log_frequency", given["log_frequency"]))
     return setting
+
+
+def fields_of(setting: TraceSetting) -> dict[str, object]:
+    """A setting as in the extension, without what is not set."""
+    given: dict[str, object] = {} if setting.levels is None else {"trace_level": list(setting.levels) or [OFF]}
+    numbers = {"trace_rate": setting.rate, "trace_count": setting.count, "log_frequency": setting.log_frequency}
+    return given | {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def _levels(value: object, before: tuple[str, ...] | None, *, has_file: bool) -> tuple[str, ...] | None:

@@ -14,8 +14,8 @@ MAX_PLANS = 64  # that are remembered
 @dataclass(frozen=True, slots=True)
 class GraphStep:
     """One model of an ensemble. `inputs` are pairs: an input of the model, and the tensor of the ensemble. `outputs`
-    has the ensemble's tensor for each output. `reads` are the tensors of its inputs, each once. `dims` are those of the
-    model's inputs, without the batch dimension, which there is if it `batches`."""
+    has the ensemble's tensor for each output. `reads` are the tensors of its inputs, each once, as `needs` are. `dims`
+    are those of the model's inputs, without the batch dimension, which there is if it `batches`."""
 
     index: int
     model: str
@@ -24,6 +24,7 @@ class GraphStep:
     outputs: Mapping[str, str]
     requested: tuple[RequestedOutput, ...]
     reads: tuple[str, ...]
+    needs: frozenset[str]
     dims: Mapping[str, tuple[int, ...]]
     batches: bool
     is_decoupled: bool
@@ -38,6 +39,7 @@ class GraphStep:
             outputs=step.outputs,
             requested=tuple(RequestedOutput(name) for name in step.outputs),
             reads=tuple(dict.fromkeys(step.inputs.values())),
+            needs=frozenset(step.inputs.values()),
             dims={tensor.name: tensor.dims for tensor in model.inputs},
             batches=model.max_batch_size > 0,
             is_decoupled=model.is_decoupled,
@@ -46,10 +48,11 @@ class GraphStep:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a request for some `outputs` runs. `readers` has the steps that read a tensor. `num_reads` is how many of
-    them there are, and one more for an output, which the client reads."""
+    """What a request for some `outputs` runs, which it `needs`. `readers` has the steps that read a tensor. `num_reads`
+    is how many of them there are, and one more for an output, which the client reads."""
 
     outputs: tuple[str, ...]
+    needs: frozenset[str]
     readers: Mapping[str, tuple[GraphStep, ...]]
     num_reads: Mapping[str, int]
 
@@ -89,7 +92,9 @@ class EnsembleGraph:
         num_reads = {tensor: len(steps) for tensor, steps in readers.items()}
         for name in outputs:
             num_reads[name] = num_reads.get(name, 0) + 1
-        return RunPlan(outputs, {tensor: tuple(steps) for tensor, steps in readers.items()}, num_reads)
+        return RunPlan(
+            outputs, frozenset(outputs), {tensor: tuple(steps) for tensor, steps in readers.items()}, num_reads
+        )
 
     def _needed(self, outputs: Sequence[str]) -> list[GraphStep]:
         """The steps that these outputs depend on, in their order."""

@@ -64,6 +64,7 @@ class EnsembleRequest:
         self._steps: dict[StepRun, ActiveRequest] = {}
         self._times = ComputeTimes()
         self._is_beginning = False
+        self._is_over = False
         self._refusal: InferError | None = None
 
     def begin(self) -> None:
@@ -82,7 +83,7 @@ class EnsembleRequest:
             asyncio.get_running_loop().call_soon(self._settle)
 
     def cancel(self) -> None:
-        self._run.cancel()
+        self._run.cancel(self._active.cancellation)
         self._after_event()
 
     def start_step(self, run: StepRun) -> None:
@@ -186,19 +187,22 @@ class EnsembleRequest:
             request.enter_step(waiting)
 
     def _settle(self) -> None:
-        self._run.settle()
-        self._after_event()
+        if not self._is_over:
+            self._run.settle()
+            self._after_event()
 
     def _after_event(self) -> None:
-        if self._active.has_ended and not self._run.num_running:
+        if not self._is_over and self._active.has_ended and not self._run.num_running:
+            self._is_over = True
             self._owner.over(self._active)
+            del self._run  # the circle would stay until the garbage is collected, which is rare
 
     def _add_times(self, step: InferRecord) -> None:
         """The times of an ensemble are those of its steps together."""
         record = self._active.record
-        sums = zip(record.compute_s or NO_TIME, compute_s_of(step), strict=True)
-        in_s, infer_s, out_s = (total + part for total, part in sums)
-        record.compute_s = (in_s, infer_s, out_s)
+        in_s, infer_s, out_s = compute_s_of(step)
+        before = record.compute_s or NO_TIME
+        record.compute_s = (before[0] + in_s, before[1] + infer_s, before[2] + out_s)
         record.queue_s += queue_s_of(step)
 
     def _count_executed(self) -> ComputeTimes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph, GraphStep, RunPlan
@@ -23,7 +24,7 @@ from slipstream.router.infer.ensembles.held_tensors import (
     sequence_parameters,
     sequence_said,
 )
-from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import (
     InferRequest,
     InferResponse,
@@ -183,11 +184,10 @@ class EnsembleRun:
         if is_over and not self._has_ended:
             self._end_without_response()
 
-    def cancel(self) -> None:
-        """The client does not want it any more."""
+    def cancel(self, error: InferError) -> None:
+        """Its end is this error."""
         if not self._has_ended:
-            text = "the request was cancelled by its client"
-            self._end_all(InferError(text, InferErrorCode.CANCELLED, FailureReason.CANCELED))
+            self._end_all(error)
 
     def _take_outputs(self, run: StepRun, wave: Wave, response: InferResponse, lease: SharedLease) -> list[str]:
         """Returns the tensors of the ensemble that are there now, those included that the model has left out."""
@@ -209,17 +209,17 @@ class EnsembleRun:
 
     def _advance(self, wave: Wave, names: Iterable[str]) -> None:
         """Starts the steps that have all their inputs with these tensors."""
+        plan, there = self._plan, wave.tensors.keys()
         ready: dict[int, GraphStep] = {}
         for name in names:
-            for step in self._plan.readers.get(name, ()):
-                if all(tensor in wave.tensors for tensor in step.reads):
+            for step in plan.readers.get(name, ()):
+                if step.index not in ready and step.needs <= there:
                     ready[step.index] = step
         for step in ready.values():
             if self._has_ended:
                 return
             self._start(wave, step)
-        outputs = self._plan.outputs
-        if not self._has_ended and all(name in wave.tensors for name in outputs):
+        if not self._has_ended and plan.needs <= there:
             wave.answer = self._answer(wave)
 
     def _start(self, wave: Wave, step: GraphStep) -> None:
@@ -235,7 +235,7 @@ class EnsembleRun:
                     batch_size = tensor.shape[0]
             if held.sequence is not None:
                 sequence = held.sequence
-        run = StepRun(step, wave, inputs, sequence, lambda: drop_all(leases), batch_size)
+        run = StepRun(step, wave, inputs, sequence, partial(drop_all, leases), batch_size)
         for tensor_name in step.reads:
             self._was_read(wave, tensor_name)
         self._running[run] = None
@@ -257,7 +257,7 @@ class EnsembleRun:
                 parameters.update(held.parameters)
                 parameters.update(sequence_parameters(held.sequence or self._sequence))
             self._was_read(wave, name)
-        return EnsembleAnswer(outputs, parameters, lambda: drop_all(leases))
+        return EnsembleAnswer(outputs, parameters, partial(drop_all, leases))
 
     def _was_read(self, wave: Wave, name: str) -> None:
         held = wave.tensors[name]

@@ -56,6 +56,8 @@ class HeldTensor:
                 shape = (1, *shape)
             elif not batches and not fits and self.batch_size == 1:
                 shape = shape[1:]
+        elif tensor.name == name:
+            return tensor
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from slipstream.router.batching.scheduler import QueuedRequest
 from slipstream.router.infer.requests.request_record import InferRecord
-from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode, cancelled_by_client
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,16 @@ class ActiveRequest(QueuedRequest):
     has_ended: bool = False
     cache_key: bytes = b""
     cache_ns: int = 0  # of the look-up that missed
+    cancelled_because: InferError | None = None
 
-    def cancel(self) -> None:
+    @property
+    def cancellation(self) -> InferError:
+        """How it ends if it is cancelled."""
+        return self.cancelled_because or cancelled_by_client()
+
+    def cancel(self, because: InferError | None = None) -> None:
         """Submission.cancel."""
+        self.cancelled_because = because
         self.canceller.cancel(self)
 
     def respond(self, response: InferResponse, *, is_final: bool) -> None:

@@ -132,7 +132,7 @@ class VersionDispatch:
     def cancel(self, active: ActiveRequest, now: float) -> None:
         if active.has_ended:
             return
-        error = InferError("the request was cancelled by its client", InferErrorCode.CANCELLED, FailureReason.CANCELED)
+        error = active.cancellation
         if self._returning.pop(active, None) is not None or self._scheduler.cancel(active, now):
             self._leave(active, error, now)
             self.run(now)  # what it has kept back may run, and an instance without work leaves the gate

@@ -12,7 +12,7 @@ from slipstream.router.language_backends.forms.completed_tensors import add_miss
 from slipstream.router.language_backends.forms.request_values import RequestValues
 from slipstream.router.language_backends.forms.vllm_answer import VllmAnswer
 from slipstream.router.language_backends.generation.tensor_generation import RowRequest, TensorGeneration
-from slipstream.router.language_backends.settings.sampling_parameters import sampling_fields
+from slipstream.router.language_backends.settings.sampling_parameters import boolean, sampling_fields
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.model_spec import ModelSpec
 
@@ -53,18 +53,21 @@ class VllmForm:
         self._is_batched = spec.max_batch_size > 0
 
     def read(self, active: ActiveRequest) -> TensorGeneration:
-        values = RequestValues(active.request, active.batch_size)
+        request = active.request
+        values, parameters = RequestValues(request, active.batch_size), request.parameters
         for name in ("image", "embedding_request"):
             if len(values.row(name, 0)):
                 raise InferError(f"'{name}' is not served: the model takes text and generates text")
-        is_streamed = bool(values.one("stream", 0, default=False))
-        prepends = not values.one("exclude_input_in_output", 0, default=is_streamed)
+        flags = {name: flag(name, values, parameters) for name in FLAGS}
+        is_streamed = bool(flags["stream"])
+        excludes = flags["exclude_input_in_output"]
+        prepends = not (is_streamed if excludes is None else excludes)
         if prepends and is_streamed:
             raise InferError(NO_PROMPT_IN_STREAM)
-        wanted = frozenset(name for name in RETURNS if values.one(f"return_{name}", 0, default=False))
+        wanted = frozenset(name for name in RETURNS if flags[f"return_{name}"])
         rows = [self._row(active, values, row, wanted) for row in range(active.batch_size)]
         prefixes = [row.fields["prompt"] if prepends else "" for row in rows]
-        asked = {output.name for output in active.request.requested}
+        asked = {output.name for output in request.requested}
         num_top = self._parameters(active, values, 0).get("logprobs")
         answer = VllmAnswer(
             prefixes,
@@ -86,7 +89,7 @@ class VllmForm:
 
     def _parameters(self, active: ActiveRequest, values: RequestValues, row: int) -> dict[str, Any]:
         """As the client and the configuration have them. Raises InferError."""
-        given: Any = active.request.parameters
+        given: Any = {name: value for name, value in active.request.parameters.items() if name not in FLAGS}
         if values.one("sampling_parameters", row):
             try:
                 given = orjson.loads(values.text("sampling_parameters", row))
@@ -95,3 +98,16 @@ class VllmForm:
             if not isinstance(given, dict):
                 raise InferError("'sampling_parameters' is no JSON object")
         return {**self._defaults, **given}
+
+
+def flag(name: str, values: RequestValues, parameters: Mapping[str, Any]) -> bool | None:
+    """An input of the first row or, where there is none, a parameter: an ensemble passes those on, but no inputs that
+    it does not map. None: neither. Raises InferError."""
+    if name in values:
+        return bool(values.one(name, 0))
+    if name not in parameters:
+        return None
+    try:
+        return bool(boolean(parameters[name]))
+    except ValueError:
+        raise InferError(f"parameter '{name}' cannot be read, got {parameters[name]!r}") from None

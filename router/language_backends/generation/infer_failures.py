@@ -15,7 +15,6 @@ CODES = {
     504: InferErrorCode.UNAVAILABLE,
 }
 REJECTIONS = frozenset({429, 503, 504})
-CANCELLED = "the request was cancelled by its client"
 GENERATION_ERRORS = (HttpError, AdmissionError, GenerationFailed, InferError)
 
 
@@ -31,7 +30,3 @@ def infer_error(error: Exception) -> InferError:
     if error.status in REJECTIONS:
         reason = FailureReason.REJECTED
     return InferError(error.message, CODES.get(error.status, code), reason)
-
-
-def cancelled() -> InferError:
-    return InferError(CANCELLED, InferErrorCode.CANCELLED, FailureReason.CANCELED)

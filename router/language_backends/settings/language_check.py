@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
-from slipstream.router.language_backends.settings.language_settings import LanguageSettings, unknown_model
+from slipstream.router.language_backends.settings.language_settings import LanguageSettings, is_beside, unknown_model
 from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
@@ -41,6 +41,6 @@ def problems_of(draft: ModelDraft, named: str, served: Set[str]) -> Iterator[Pro
         except LoadError as error:
             yield Problem(place, "", error.cause)
             continue
-        is_known = named or settings.path or draft.name in served or not served.isdisjoint(settings.asked)
-        if not is_known:
+        is_known = any(asked in served or is_beside(asked, draft) for asked in (draft.name, *settings.asked))
+        if not (named or settings.path or is_known):
             yield Problem(place, "", settings.fault or unknown_model(draft.name, settings.asked))

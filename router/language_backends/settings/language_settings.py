@@ -145,6 +145,16 @@ def has_weights(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "[0-9]*/*.safetensors"))
 
 
+def is_beside(named: str, draft: ModelDraft) -> bool:
+    """Whether it is the name of another model of the same repository."""
+    return is_name(named) and named != draft.name and (draft.folder.parent / named).is_dir()
+
+
+def is_name(named: str) -> bool:
+    """Whether it is the name of a model, and no path or address."""
+    return "/" not in named and not named.startswith(".")
+
+
 def unknown_model(model: str, asked: Sequence[str]) -> str:
     named = ", ".join(map(repr, asked))
     said = (

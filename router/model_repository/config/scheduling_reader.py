@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy, ModelSequenceBatching
 
+from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.data_types import datatype_of
 from slipstream.router.model_repository.config.model_files import ModelFiles
+from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.model_spec import (
     ControlKind,
     DynamicBatching,
@@ -87,10 +92,11 @@ def _read_control(name: str, control: ModelSequenceBatching.Control) -> Sequence
 def _read_state(state: ModelSequenceBatching.State, files: ModelFiles) -> SequenceState:
     initial = None
     for value in state.initial_state[:1]:
-        data = files.initial_state(value.data_file) if value.WhichOneof("state_data") == "data_file" else None
-        initial = InitialState(
-            datatype_of(value.data_type, "sequence_batching.state.initial_state"), tuple(value.dims), data
-        )
+        datatype = datatype_of(value.data_type, "sequence_batching.state.initial_state")
+        data = None
+        if value.WhichOneof("state_data") == "data_file":
+            data = _whole_state(value.data_file, files.initial_state(value.data_file), datatype, value.dims)
+        initial = InitialState(datatype, tuple(value.dims), data)
     return SequenceState(
         state.input_name,
         state.output_name,
@@ -98,3 +104,18 @@ def _read_state(state: ModelSequenceBatching.State, files: ModelFiles) -> Sequen
         tuple(state.dims),
         initial,
     )
+
+
+def _whole_state(file: str, data: bytes, datatype: str, dims: Sequence[int]) -> bytes:
+    """Raises ConfigError if the file is too short for the shape."""
+    element_bytes = DATATYPES[datatype].element_bytes
+    if element_bytes is None:
+        return data
+    num_bytes = element_bytes * math.prod(dims)
+    if len(data) < num_bytes:
+        text = (
+            f"initial_state setting expects {num_bytes} bytes, but the data provided from {file}only has {len(data)} "
+            "bytes."
+        )
+        raise ConfigError(ConfigFault("sequence_batching.state.initial_state.data_file", text))
+    return data[:num_bytes]

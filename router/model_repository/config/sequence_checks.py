@@ -9,6 +9,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelSeque
 from slipstream.router.model_repository.config.config_fault import ConfigFault
 
 CONTROL = ModelSequenceBatching.Control
+WILDCARD = -1
 BOOLEANS = (CONTROL.CONTROL_SEQUENCE_START, CONTROL.CONTROL_SEQUENCE_END, CONTROL.CONTROL_SEQUENCE_READY)
 FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 ID_TYPES = (
@@ -84,6 +85,49 @@ def _boolean_faults(name: str, control: ModelSequenceBatching.Control, kind_name
     elif len(getattr(control, given[0])) != 2:
         text = f"sequence batching control '{given[0]}' must have exactly 2 entries for {kind_name} for {name}"
         yield ConfigFault(FIELD, text)
+
+
+def state_faults(config: ModelConfig) -> Iterator[ConfigFault]:
+    """Of initial states, at which the load of a version fails."""
+    seen: set[str] = set()
+    for index, state in enumerate(config.sequence_batching.state):
+        field = f"sequence_batching.state[{index}].initial_state"
+        if len(state.initial_state) > 1:
+            text = (
+                f"initial_state field for state input '{state.input_name}' must contain exactly one or zero element. "
+                f"Found '{len(state.initial_state)}' elements."
+            )
+            yield ConfigFault(field, text)
+        for initial in state.initial_state[:1]:
+            yield from (ConfigFault(field, text) for text in _initial_state_faults(state, initial, seen))
+            seen.add(state.input_name)
+
+
+def _initial_state_faults(
+    state: ModelSequenceBatching.State, initial: ModelSequenceBatching.InitialState, seen: set[str]
+) -> Iterator[str]:
+    name = state.input_name
+    if initial.data_type != state.data_type:
+        yield f"The data type used for 'initial_state' field of state '{name}' does not match the state data type."
+    if not initial.name:
+        yield f"Field 'name' must be set when using initial_state for state input '{name}'."
+    if name in seen:
+        yield f"State input name '{name}' specified more than once."
+    if len(initial.dims) != len(state.dims):
+        yield (
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
+        )
+    for size, expected in zip(initial.dims, state.dims, strict=False):
+        if size == WILDCARD:
+            yield f"'initial_state' field for state input name '{name}' contains variable dimensions."
+        elif expected not in (WILDCARD, size):
+            yield (
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
+                f"{size} != {expected}"
+            )
+    if initial.WhichOneof("state_data") is None:
+        yield f"initial_state setting expects state'{name}' to have state_data set"
 
 
 def _id_faults(name: str, control: ModelSequenceBatching.Control, kind_name: str) -> Iterator[ConfigFault]:

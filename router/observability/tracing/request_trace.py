@@ -1,4 +1,4 @@
-"""What is kept of a sampled HTTP request until its spans are made, which happens after its end."""
+"""What is kept of a sampled request until its spans are made, which happens after its end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def new_span_id(source: Random) -> str:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """One traced HTTP request. `records` and `asked` are set if it led to generations, `tensor_request` if it was one
-    to a tensor model, `refusal` if it was not admitted. Times are `time.monotonic()` seconds."""
+    """One traced request, by HTTP or, where `rpc` names a method, by gRPC. `records` and `asked` are set if it led to
+    generations, `tensor_request` if it was one to a tensor model, `refusal` if it was not admitted. Times are
+    `time.monotonic()` seconds."""
 
     trace_id: str
     span_id: str
@@ -38,6 +39,7 @@ class RequestTrace:
     reasons: Sequence[str] = ()
     refusal: GenerationError | None = None
     tensor_request: InferRecord | None = None
+    rpc: str = ""
 
     def answered(
         self, records: Sequence[RequestRecord], asked: Mapping[str, Value], reasons: Sequence[str] = ()

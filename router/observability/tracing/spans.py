@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from slipstream.router.observability.explain.explain import mean_itl_s, outcome
 from slipstream.router.observability.tracing.request_trace import RequestTrace
 from slipstream.router.observability.tracing.span import Attributes, Span, SpanEvent
-from slipstream.router.observability.tracing.tensor_spans import tensor_attributes, tensor_spans
+from slipstream.router.observability.tracing.tensor_spans import rpc_span, tensor_attributes, tensor_spans
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.placement_decision import Decision
 from slipstream.router.requests.stages import AttemptStages, attempts_of
@@ -27,7 +27,7 @@ MAX_TOLD_CANDIDATES = 16  # per placement
 
 def spans_of(trace: RequestTrace, new_span_id: Callable[[], str]) -> Iterator[Span]:
     """The span of the request, followed by those of its stages."""
-    yield _request_span(trace)
+    yield rpc_span(trace) if trace.rpc else _request_span(trace)
     for index, record in enumerate(trace.records[:MAX_TRACED_CHOICES]):
         for attempt in attempts_of(record):
             yield from _stage_spans(trace, record, attempt, index, new_span_id)

@@ -27,6 +27,22 @@ def tensor_attributes(record: InferRecord) -> Attributes:
     return attributes
 
 
+def rpc_span(trace: RequestTrace) -> Span:
+    """The span of a whole request that came by gRPC."""
+    method = trace.path.removeprefix("/")
+    attributes: Attributes = {
+        "rpc.system": "grpc",
+        "rpc.service": method.removesuffix(f"/{trace.rpc}"),
+        "rpc.method": trace.rpc,
+    }
+    error, record = None, trace.tensor_request
+    if record is not None:
+        attributes |= tensor_attributes(record)
+        error = record.error or "failed" if record.outcome == "failed" else None
+    parent_id = trace.parent.span_id if trace.parent is not None else None
+    return Span(method, "server", trace.span_id, parent_id, trace.begin_s, trace.end_s, attributes, error=error)
+
+
 def tensor_spans(trace: RequestTrace, record: InferRecord, new_span_id: Callable[[], str]) -> Iterator[Span]:
     """Its time in the queue, and each execution, which lasts until the next one or the end; of an ensemble its steps,
     with the spans of their own requests below them."""
@@ -45,7 +61,8 @@ def _request_spans(
     begins_s = [execution.started_s for execution in executions]
     queued_until_s = begins_s[0] if begins_s else end_s
     yield Span("queued", "internal", new_span_id(), parent_id, record.queued_s, queued_until_s, {})
-    for execution, until_s in zip(executions, [*begins_s[1:], end_s], strict=True):
+    ends_s = [*begins_s[1:], end_s] if executions else []  # none: the cache has answered, or it has left the queue
+    for execution, until_s in zip(executions, ends_s, strict=True):
         is_last = execution is executions[-1]
         attributes: Attributes = {
             "slipstream.instance": execution.instance,

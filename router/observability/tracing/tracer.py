@@ -59,6 +59,28 @@ class Tracer:
         path = request.path
         if path not in TRACED_PATHS and (self._tensor_requests is None or not is_tensor_request(path)):
             return None
+        return self._begin(request.method, path, parent)
+
+    def begin_rpc(self, service: str, name: str, parent: TraceContext | None) -> RequestTrace | None:
+        """Begins the trace of a request to a tensor model by the RPC `name`; None if it is not traced."""
+        if self._tensor_requests is None:
+            return None
+        trace = self._begin("", f"/{service}/{name}", parent)
+        if trace is not None:
+            trace.rpc = name
+        return trace
+
+    def accepted_rpc(self, trace: RequestTrace, request_id: str) -> None:
+        """To be called when the request has just been accepted: others may have the same id later."""
+        if self._tensor_requests is not None:
+            trace.tensor_request = self._tensor_requests.get(request_id)
+
+    def end_rpc(self, trace: RequestTrace) -> None:
+        """Ends a trace after the response, whether or not it succeeded."""
+        trace.end_s = time.monotonic()
+        self._sink.put(trace)
+
+    def _begin(self, method: str, path: str, parent: TraceContext | None) -> RequestTrace | None:
         if parent is not None:
             trace_id, is_sampled = parent.trace_id, parent.is_sampled
         else:
@@ -66,7 +88,7 @@ class Tracer:
             trace_id, is_sampled = f"{number:032x}", number % 2**TRACE_ID_BITS < self._bound
         if not is_sampled:
             return None
-        return RequestTrace(trace_id, new_span_id(self._random), parent, request.method, request.path, time.monotonic())
+        return RequestTrace(trace_id, new_span_id(self._random), parent, method, path, time.monotonic())
 
     def end(self, trace: RequestTrace, status: int, http_request_id: str) -> None:
         """Ends a trace after the response, which had `status`, whether or not it succeeded."""

@@ -141,6 +141,9 @@ def test_a_promotion_is_shown_and_may_be_cut_short(tmp_path: Path) -> None:
         assert (progress.phase, progress.step) == ("canary", "1 of 1")
         with pytest.raises(FleetError, match="promoted already"):
             await site.tensors.promote("topics", "2", options, OPERATOR)
+        with pytest.raises(FleetError, match="a share over 0"):
+            await site.tensors.set_split("topics", {"1": 0}, OPERATOR)
+        assert not progress.is_over
         await site.tensors.roll_back("topics", OPERATOR)
         async with asyncio.timeout(10):
             while not progress.is_over:

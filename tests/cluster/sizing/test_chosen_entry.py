@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ import yaml
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.repository.model_location import ModelFiles
-from slipstream.cluster.sizing.chosen_entry import chosen_entry, laid_over
+from slipstream.cluster.sizing.chosen_entry import Room, chosen_entry, laid_over
 from slipstream.cluster.sizing.machine_facts import MachineFacts
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from slipstream.router.status.wanted_models import WantedModel
 
+ANY = Room()
 MACHINE = MachineFacts(num_cores=2, memory_bytes=8 << 30)
 
 
@@ -24,8 +26,8 @@ class OnHub(ModelFiles):
         return DEMO_MODEL, ""
 
 
-def entry(model: WantedModel, max_workers: int | None = None) -> dict[str, object]:
-    text = chosen_entry(model, MACHINE, max_workers, OnHub(), ModelCacheConfig())
+def entry(model: WantedModel, room: Room = ANY, machine: MachineFacts = MACHINE) -> dict[str, object]:
+    text = chosen_entry(model, machine, room, OnHub(), ModelCacheConfig())
     parsed: dict[str, object] = yaml.safe_load(text)
     return parsed
 
@@ -49,7 +51,18 @@ def test_pools_are_those_that_serve_would_choose_and_the_models_settings_count()
 
 @pytest.mark.parametrize(("free", "expected"), [(2, (1, 1)), (1, (0, 1)), (0, (0, 1))])
 def test_a_budget_of_workers_takes_prefill_workers_first(free: int, expected: tuple[int, int]) -> None:
-    assert replicas(entry(WantedModel("m", str(DEMO_MODEL)), free)) == expected
+    assert replicas(entry(WantedModel("m", str(DEMO_MODEL)), Room(free))) == expected
+
+
+def test_a_model_takes_the_gpus_that_others_leave() -> None:
+    machine = replace(MACHINE, gpu_bytes=(70 << 30, 2 << 30, 71 << 30, 1 << 30))
+    found = entry(WantedModel("m", str(DEMO_MODEL)), Room(gpus=2), machine)
+    decode = found["decode"]
+    assert isinstance(decode, dict)
+    assert decode["num_gpus"] == 1
+    assert sum(replicas(found)) == 2
+    with pytest.raises(ConfigError, match="no GPU is free: all 4 are reserved"):
+        entry(WantedModel("m", str(DEMO_MODEL)), Room(gpus=0), machine)
 
 
 def test_an_address_stays_one_and_its_files_are_looked_at() -> None:

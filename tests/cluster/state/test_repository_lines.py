@@ -80,3 +80,10 @@ def test_the_only_model_beside_a_repository_can_be_forgotten() -> None:
     served = ClusterState(name="c", pid=1, started=0.0, config="c.yaml", model="m", version="1", wanted={"decode": 2})
     served.forget_model("m")
     assert (served.models, served.version, served.wanted) == ([], "", {})
+
+
+def test_a_model_that_serves_although_its_reload_has_failed_is_ready_and_named() -> None:
+    reloaded = model("a", "READY", "not reloaded: no field named 'x'")
+    lines = list(repository_lines(state(), {"models": [reloaded, model("b", "READY")]}))
+    assert lines[0].startswith("  repository: 2 ready; ")
+    assert lines[1:] == ["    a version 1: not reloaded: no field named 'x'"]

@@ -241,3 +241,24 @@ def test_a_worker_moves_only_where_its_resources_and_ranks_are_those_of_the_othe
             assert code_pool.bundle == {"CPU": 2.0}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_own", "free"),
+    [
+        (BudgetConfig(), True, (None, 2)),
+        (BudgetConfig(workers=3, gpus=1), True, (3, 1)),
+        (BudgetConfig(gpus=1), False, (None, 1)),
+        (BudgetConfig(), False, (None, None)),
+    ],
+)
+def test_further_models_may_take_what_the_machine_and_the_budget_leave(
+    budget: BudgetConfig, is_own: bool, free: tuple[int | None, int | None]
+) -> None:
+    async def check() -> None:
+        supervisor = Supervisor(CONFIG, FakeRouter(), Watcher())
+        session = RaySession(is_own=is_own, node_id="n", resources={"CPU": 4.0, "GPU": 2.0})
+        fleet = ClusterFleet(supervisor, [], session, budget)
+        assert (fleet.num_free, fleet.num_free_gpus) == free
+
+    asyncio.run(check())

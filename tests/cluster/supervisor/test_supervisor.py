@@ -15,6 +15,7 @@ from slipstream.cluster.supervisor import group_monitor, router_monitor
 from slipstream.cluster.supervisor import supervisor as supervisor_module
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
@@ -477,6 +478,21 @@ def test_after_a_restart_of_the_driver_a_model_that_cannot_be_started_does_not_h
         assert (expected["chat"].num_decode, expected["chat"].hindrance) == (1, "")
         assert expected["draft"].num_decode == 0
         assert expected["draft"].hindrance == "decode-1: given up after 3 tries: no such file"
+        await supervisor.stop()
+
+    asyncio.run(check())
+
+
+def test_after_a_restart_of_the_driver_the_only_language_model_does_not_hold_up_the_repository() -> None:
+    async def check() -> None:
+        router = FakeRouter()
+        supervisor = Supervisor(replace(CONFIG, repository=RepositoryConfig(("/r",))), router, Watcher())
+        chat = DyingGroup("decode-0")
+        router.groups = {"decode-0": chat}
+        async with asyncio.timeout(20):
+            await supervisor.start([chat], has_served=True)
+        supervisor.settle()
+        assert supervisor.expected[MODEL].hindrance == "decode-0: given up after 3 tries: no such file"
         await supervisor.stop()
 
     asyncio.run(check())

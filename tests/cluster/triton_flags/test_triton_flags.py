@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.serve import serve_command
-from slipstream.cluster.sizing.config_choice import config_source
+from slipstream.cluster.sizing.config_choice import config_source, write_chosen
 from slipstream.cluster.triton_flags.flag import FlagError
 from slipstream.cluster.triton_flags.flag_settings import remarks_about, settings_of
 from slipstream.cluster.triton_flags.flag_table import FLAGS
@@ -68,7 +68,7 @@ def test_options_become_settings(folder: Path) -> None:
         "--rate-limit-resource=R2:4:1",
         "--backend-config=python,stub-timeout-seconds=9",
         "--backend-config=default-max-batch-size=4",
-        "--backend-directory=/opt/backends",
+        "--backend-directory=backends",
         "--metrics-interval-ms=500",
         "--metrics-config=summary_latencies=true",
         "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
@@ -87,7 +87,7 @@ def test_options_become_settings(folder: Path) -> None:
     assert (repository.cache_bytes, repository.rate_limit, repository.server_id) == (1000, "execution_count", "mine")
     assert repository.rate_limit_resources == (RateLimitResource("R1", 3), RateLimitResource("R2", 4, "1"))
     assert repository.backend_config == {"python": {"stub-timeout-seconds": "9"}, "": {"default-max-batch-size": "4"}}
-    assert repository.backend_directory == "/opt/backends"
+    assert repository.backend_directory == str(folder / "backends")
     assert (repository.metrics.port, repository.metrics.interval_s, repository.metrics.summary_latencies) == (
         3,
         0.5,
@@ -160,6 +160,34 @@ def test_a_mistake_names_the_option_and_not_the_setting(folder: Path) -> None:
     assert source.sentence(problem) == "--model-control-mode: must be 'none', 'explicit' or 'poll', got \"often\""
     missing = f"{source.path}:4: repository.paths.0: no such directory: /nowhere"
     assert source.sentence(missing) == "--model-repository: no such directory: /nowhere"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"model-repository": ("models",), "http-port": (99999,)}, "--http-port: must be a port number"),
+        ({"model-repository": ("models",), "model-control-mode": ("often",)}, "--model-control-mode: must be"),
+        ({"model-repository": ("models",), "rate-limit": ("often",)}, "--rate-limit: must be"),
+        ({"model-repository": ("/nowhere",)}, "--model-repository: no such directory: /nowhere"),
+    ],
+)
+def test_options_that_would_be_refused_are_not_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], given: dict[str, Any], problem: str
+) -> None:
+    path = folder / "mine.yaml"
+    assert write_chosen(RepositoryFlags(given), path) == 2
+    assert problem in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_name_and_port_are_written_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = RepositoryFlags({"model-repository": ("models",)})
+    assert write_chosen(flags, folder / "mine.yaml", "mine", 8123) == 0
+    config = load_config(folder / "mine.yaml")
+    assert (config.name, config.router.http.port) == ("mine", 8123)
+    config_source(flags, "mine", 8123)
+    shown = capsys.readouterr().out
+    assert "slipstream serve --name=mine --port=8123 --model-repository=models --write my.yaml" in shown
 
 
 def test_options_stand_in_the_place_of_a_configuration(folder: Path) -> None:

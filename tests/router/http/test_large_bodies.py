@@ -46,6 +46,9 @@ class Places:
 
     given: list[Place] = field(default_factory=list)
 
+    def chunked_limit_bytes(self, path: str) -> int | None:
+        return 2 * MAX_BODY_BYTES if path == "/placed" else None
+
     def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> Place | None:
         if path == "/full":
             raise HttpError(503, "There is no memory.")
@@ -95,6 +98,21 @@ def test_requests_are_the_same_however_their_bytes_arrive(data: st.DataObject) -
     assert [bytes_of(request) for request in arrived] == bodies
     assert len(places.given) == kinds.count((b"/placed", LARGE_BYTES))
     assert reader.state == "idle"
+
+
+def test_a_body_whose_length_is_not_known_has_the_limit_of_its_path() -> None:
+    def arrives(path: bytes, num_bytes: int) -> bool:
+        head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+        chunk = bytes(num_bytes // 4)
+        (arrived,) = reader.feed(head + (b"%x\r\n%b\r\n" % (len(chunk), chunk)) * 4 + b"0\r\n\r\n")
+        return isinstance(arrived, Request) and len(arrived.body) == num_bytes
+
+    reader = RequestReader(8192, MAX_BODY_BYTES, body_places=Places())
+    assert arrives(b"/placed", 2 * MAX_BODY_BYTES)
+    assert arrives(b"/other", MAX_BODY_BYTES)
+    assert not arrives(b"/other", 2 * MAX_BODY_BYTES)
+    reader = RequestReader(8192, MAX_BODY_BYTES, body_places=Places())
+    assert not arrives(b"/placed", 2 * MAX_BODY_BYTES + 4)
 
 
 def test_a_place_has_no_limit_of_its_own_and_other_bodies_keep_theirs() -> None:

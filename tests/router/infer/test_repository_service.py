@@ -314,16 +314,67 @@ async def test_a_model_that_fails_at_the_start_makes_the_server_unready(tmp_path
         assert "RuntimeError: broken" in entry.reason
 
 
+def shown_models(lab: RepositoryLab) -> list[tuple[str, str, str, str]]:
+    """Name, version, state and reason of all models, as the status shows them."""
+    repository = lab.repository
+    status = repository_status(repository.index(), repository.failures, is_ready=True, ledger={})
+    return [(one["name"], one["version"], one["state"], one["reason"]) for one in status["models"]]
+
+
 @in_loop
 async def test_a_model_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
     async with repository_lab(tmp_path, {"wrong": ("nonsense { }", DOUBLE)}, exit_on_error=False) as lab:
-        status = repository_status(lab.repository.index(), lab.repository.unreadable, is_ready=True, ledger={})
-        (model,) = status["models"]
-        assert (model["name"], model["version"], model["state"]) == ("wrong", "", "UNAVAILABLE")
-        assert 'no field named "nonsense"' in model["reason"]
+        ((*what, reason),) = shown_models(lab)
+        assert what == ["wrong", "", "UNAVAILABLE"]
+        assert 'no field named "nonsense"' in reason
         lab.write("wrong", PLAIN, DOUBLE)
         await lab.repository.load("wrong")
-        assert lab.repository.unreadable == {}
+        assert shown_models(lab) == [("wrong", "1", "READY", "")]
+
+
+@in_loop
+async def test_a_model_without_a_version_that_its_policy_wants_is_listed_and_makes_the_server_unready(
+    tmp_path: Path,
+) -> None:
+    policy = f"{PLAIN} version_policy {{ specific {{ versions: [5] }} }}"
+    async with repository_lab(tmp_path, {"none": (policy, DOUBLE)}, exit_on_error=False) as lab:
+        assert lab.repository.index() == [IndexEntry("none")]
+        assert lab.repository.index(only_ready=True) == []
+        reason = "at least one version must be available under the version policy of model 'none'"
+        assert shown_models(lab) == [("none", "", "UNAVAILABLE", reason)]
+        assert not lab.repository.is_server_ready()
+        await lab.repository.unload("none")
+        assert lab.repository.is_server_ready()
+
+
+@in_loop
+async def test_a_failed_reload_is_shown_at_the_version_that_serves(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"control_mode": "poll", "load_models": (), "poll_s": 0.05}
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}, **settings) as lab:
+        polling = asyncio.create_task(lab.repository.poll())
+        lab.write("double", PLAIN, "def (")
+        await until(lambda: bool(lab.repository.failures))
+        ((*what, reason),) = shown_models(lab)
+        assert what == ["double", "1", "READY"]
+        assert reason.startswith("not reloaded: version 1 is at UNAVAILABLE state: ")
+        assert "SyntaxError" in reason
+        assert lab.repository.index() == [IndexEntry("double", "1", ModelPhase.READY)]
+        double(lab, 3)
+        await until(lambda: not lab.repository.failures)
+        assert shown_models(lab) == [("double", "1", "READY", "")]
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+
+
+@in_loop
+async def test_a_configuration_that_cannot_be_read_any_more_counts_once(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}) as lab:
+        lab.write("double", "nonsense { }", DOUBLE)
+        with pytest.raises(InferError):
+            await lab.repository.load("double")
+        ((*what, reason),) = shown_models(lab)
+        assert what == ["double", "1", "READY"]
+        assert 'no field named "nonsense"' in reason
 
 
 @in_loop

@@ -277,6 +277,16 @@ def test_a_request_that_waits_can_be_cancelled() -> None:
     assert not world.running
 
 
+def test_a_request_that_the_server_gives_up_ends_with_its_reason() -> None:
+    world = World()
+    active, answer = world.submit()
+    active.cancel(InferError("the client reads too slowly", InferErrorCode.UNAVAILABLE))
+    assert answer.error is not None
+    assert answer.error.message == "the client reads too slowly"
+    assert world.recorder.failures == {FailureReason.OTHER: 1}
+    assert active.record.error == "the client reads too slowly"
+
+
 def test_a_running_request_that_is_cancelled_keeps_its_inputs_until_the_instance_is_done() -> None:
     world = World()
     world.dispatch.add_instance("M_0", world.now)

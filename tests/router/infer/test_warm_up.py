@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+import pytest
+
 from slipstream.router.infer.warm_up import WarmUp
+from slipstream.router.infer.warm_up_samples import warm_up_requests
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest
+from slipstream.router.tensors.model_spec import TensorSpec, WarmupInput, WarmupSample
+from tests.support.router.fake_tensor_service import tensor_model
 
 
 @dataclass
@@ -66,3 +71,17 @@ def test_nothing_is_executed_after_an_exception_of_the_model() -> None:
     warm_up.executed(Executed(2, [], error="ValueError: no"))
     assert (warm_up.is_over, warm_up.error) == (True, "ValueError: no")
     assert link.executions == [[1, 2]]
+
+
+def test_samples_are_checked_as_requests_of_clients_are() -> None:
+    model = tensor_model("m", [TensorSpec("IN", "INT32", (2,))], [TensorSpec("OUT", "INT32", (2,))])
+
+    def requests(name: str, *dims: int) -> list[list[InferRequest]]:
+        sample = WarmupSample("w", 1, 1, (WarmupInput(name, "INT32", dims, "zero"),))
+        return warm_up_requests(replace(model, warmup=(sample,)))
+
+    assert len(requests("IN", 2)) == 1
+    with pytest.raises(ValueError, match=r"expected 1 inputs but got 0 inputs for model 'm'"):
+        requests("NOPE", 2)
+    with pytest.raises(ValueError, match="unexpected shape for input 'IN'"):
+        requests("IN", 3)

@@ -110,12 +110,16 @@ def test_it_is_unready_while_no_worker_is_left(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_another_model_of_the_repository_may_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_in_files", [False, True])
+def test_another_model_of_the_repository_may_answer(tmp_path: Path, is_in_files: bool) -> None:
     async def main() -> None:
         models = tmp_path / "models"
-        write_language_model(models, "a_text", 'backend: "tensorrtllm"')
+        named = 'parameters { key: "gpt_model_path" value { string_value: "chat_llm" } }' if is_in_files else ""
+        write_language_model(models, "a_text", f'backend: "tensorrtllm" {named}')
         write_language_model(models, "chat_llm", arguments={"model": str(MODEL_DIR), "max_num_seqs": 4})
-        async with language_lab(tmp_path, sources=[], joins=False, language_models={"a_text": "chat_llm"}) as lab:
+        async with language_lab(
+            tmp_path, sources=[], joins=False, language_models={} if is_in_files else {"a_text": "chat_llm"}
+        ) as lab:
             await until(lambda: lab.router.tensors.wanted.num_wants == 2)
             (model,) = wanted(lab)
             assert model == WantedModel("chat_llm", str(MODEL_DIR), {"engine": {"max_num_seqs": 4}})
@@ -177,6 +181,7 @@ def test_a_model_whose_language_model_is_not_known_is_refused(
 def test_a_check_names_what_a_load_would_refuse(tmp_path: Path) -> None:
     models = tmp_path / "models"
     write_language_model(models, "known", arguments={"model": CHAT})
+    write_language_model(models, "beside", arguments={"model": "known"})
     write_language_model(models, "named", 'backend: "tensorrtllm"')
     write_language_model(models, "unknown", arguments={"model": "gone"})
     write_language_model(models, "wrong", arguments={"model": str(MODEL_DIR), "max_num_seqs": "many"})

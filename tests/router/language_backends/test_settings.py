@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipstream.router.language_backends.forms.word_lists import words_of
+from slipstream.router.language_backends.language_version import priority_of
 from slipstream.router.language_backends.settings.engine_settings import TENSORRT_LLM, VLLM, EngineSettings
 from slipstream.router.language_backends.settings.sampling_parameters import sampling_fields
 from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.model_spec import DynamicBatching, ModelSpec
 
 
 def test_engine_arguments_of_vllm_become_settings_or_are_named() -> None:
@@ -68,3 +72,11 @@ def test_parameters_may_be_texts() -> None:
 )
 def test_words_are_read_from_tokens_and_their_ends(values: list[int], words: tuple[tuple[int, ...], ...]) -> None:
     assert words_of("stop_words_list", values) == words
+
+
+@pytest.mark.parametrize(("level", "priority"), [(0, 0), (1, -1), (2, 0), (3, 1), (9, 0)])
+def test_a_priority_level_is_relative_to_the_default_one(level: int, priority: int) -> None:
+    batching = DynamicBatching(priority_levels=3, default_priority_level=2)
+    spec = ModelSpec("m", "1", Path(), "vllm", "", 0, (), (), b"{}", dynamic_batching=batching)
+    assert priority_of(spec, level) == priority
+    assert priority_of(replace(spec, dynamic_batching=None), level) == 0

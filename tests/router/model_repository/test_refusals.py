@@ -289,6 +289,46 @@ def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("initial", "text"),
+    [
+        ('name: "s" data_type: TYPE_FP32 dims: 2 zero_data: true', "'initial_state' field of state 'i' does not match"),
+        (
+            "data_type: TYPE_INT32 dims: 2 zero_data: true",
+            "Field 'name' must be set when using initial_state",
+        ),
+        (
+            'name: "s" data_type: TYPE_INT32 dims: [ 2, 1 ] zero_data: true',
+            r"Number of dimensions in 'initial_state' doesn't match .* for state input 'i'\. 2 != 1",
+        ),
+        (
+            'name: "s" data_type: TYPE_INT32 dims: -1 zero_data: true',
+            "'initial_state' field for state input name 'i' contains variable dimensions",
+        ),
+        (
+            'name: "s" data_type: TYPE_INT32 dims: 3 zero_data: true',
+            r"'initial_state' dim for input name 'i' doesn't match 'state' dim description\. 3 != 2",
+        ),
+        ('name: "s" data_type: TYPE_INT32 dims: 2', "initial_state setting expects state'i' to have state_data set"),
+        (
+            'name: "s" data_type: TYPE_INT32 dims: 2 data_file: "short"',
+            "initial_state setting expects 8 bytes, but the data provided from shortonly has 4 bytes",
+        ),
+        (
+            'name: "s" data_type: TYPE_INT32 dims: 2 zero_data: true } initial_state { name: "t"',
+            r"initial_state field for state input 'i' must contain exactly one or zero element\. Found '2' elements",
+        ),
+    ],
+)
+def test_a_wrong_initial_state_is_refused_as_in_triton(tmp_path: Path, initial: str, text: str) -> None:
+    state = f'state {{ input_name: "i" output_name: "o" data_type: TYPE_INT32 dims: 2 initial_state {{ {initial} }} }}'
+    write_model(tmp_path, "M", f"{PYTHON} sequence_batching {{ {state} }}")
+    (tmp_path / "M" / "initial_state").mkdir()
+    (tmp_path / "M" / "initial_state" / "short").write_bytes(bytes(4))
+    with pytest.raises(LoadError, match=f"Invalid argument: .*{text}"):
+        ModelRepository([tmp_path]).read("M").complete("1")
+
+
+@pytest.mark.parametrize(
     ("backend", "remedy"),
     [
         ("tensorflow", "TensorFlow is not among the backends: export the model to ONNX .* with tf2onnx"),
@@ -320,10 +360,14 @@ def test_a_backend_of_the_directory_is_served_unless_models_bring_its_code_along
     (tmp_path / "backends" / "own" / "backend.py").touch()
     assert directory.file_of("own") == tmp_path / "backends" / "own" / "backend.py"
     assert [directory.file_of(name) for name in ("python", "vllm", "other", "", "..", "../backends/own")] == [None] * 6
-    write_model(tmp_path / "models", "M", f'backend: "own" {TENSORS}')
+    write_model(tmp_path / "models", "M", 'backend: "own"')  # which completes its inputs and outputs
     draft = ModelRepository([tmp_path / "models"], ReadOptions(backend_directory=directory)).read("M")
-    assert draft.complete("1").backend == "own"
+    assert draft.config_to_complete()["backend"] == "own"
     assert draft.backend_file == str(tmp_path / "backends" / "own" / "backend.py")
+    assert check_repository([tmp_path / "models"], ReadOptions(backend_directory=directory)) == []
+    write_model(tmp_path / "models", "N", 'backend: "other"')
+    with pytest.raises(LoadError, match=r"Here: there is neither backend\.py nor model\.py in .*/backends/other"):
+        ModelRepository([tmp_path / "models"], ReadOptions(backend_directory=directory)).read("N").complete("1")
 
 
 @pytest.mark.filterwarnings("ignore:.*escape sequence:DeprecationWarning")  # of protobuf's reader of strings

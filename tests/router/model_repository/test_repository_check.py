@@ -103,6 +103,14 @@ def test_every_fault_is_named_with_its_field(tmp_path: Path) -> None:
             "model_warmup",
             "there is no file",
         ),
+        (
+            f"{PYTHON} model_warmup {{ name: 'w' batch_size: 1 inputs {{ "
+            'key: "NOPE" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }',
+            CLASS,
+            "config.pbtxt",
+            "model_warmup[0].inputs",
+            "sample 'w' has no input A",
+        ),
     ],
 )
 def test_a_fault_is_named_with_its_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,7 +17,7 @@ import orjson
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
-from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.kserve_server import KServeServer, event_that_is_set
 from slipstream.router.api.tensors.models.tensor_arrays import Array, array_of, data_of
 from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.catalog.catalog import Catalog
@@ -111,14 +112,19 @@ class EndpointSite:
 
 @contextlib.asynccontextmanager
 async def endpoint_site(
-    models: FakeTensorService, config: EndpointsConfig, *, keys: Path | None = None, store: Path | None = None
+    models: FakeTensorService,
+    config: EndpointsConfig,
+    *,
+    keys: Path | None = None,
+    store: Path | None = None,
+    loaded: asyncio.Event | None = None,
 ) -> AsyncIterator[EndpointSite]:
     """Ends with nothing leased and nothing running."""
     access = Access(AccessConfig(str(keys)) if keys is not None else None)
     access.open()
     service = FakeService(lambda _: Script([]))
     with RegionPool(64 << 20) as pool:
-        kserve = KServeServer(models, models)
+        kserve = KServeServer(models, models, loaded=loaded or event_that_is_set())
         router = RouterConfig(HttpConfig(port=0), store=StoreConfig(directory=str(store) if store else None))
         front = Front(Catalog(), service, lambda *_: None, lambda: 0, router, access)
         front.serve_tensors(KServeApi(kserve, pool, KServeHttpConfig(), access))

@@ -12,7 +12,7 @@ from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
 from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, StepRun
 from slipstream.router.infer.ensembles.held_tensors import SharedLease
 from slipstream.router.model_repository.graph_checks import checked_graph
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, cancelled_by_client
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ParameterValue
 from slipstream.router.tensors.model_spec import EnsembleStep, ModelSpec, TensorSpec
 from slipstream.router.tensors.tensor import Tensor
@@ -139,7 +139,7 @@ class RunLab:
         answer.release()
         self.end = "response" if is_final else ""
         if self.cancels_at_response:
-            self.run.cancel()
+            self.run.cancel(cancelled_by_client())
 
     def complete(self) -> None:
         assert not self.end

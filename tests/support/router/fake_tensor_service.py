@@ -56,6 +56,7 @@ class FakeSubmission:
     request: InferRequest
     receiver: ResponseReceiver
     is_cancelled: bool = False
+    cancelled_because: InferError | None = None
     is_over: bool = False
 
     def array(self, name: str) -> np.ndarray:
@@ -93,10 +94,11 @@ class FakeSubmission:
         self._end()
         self.receiver.fail(error)
 
-    def cancel(self) -> None:
+    def cancel(self, because: InferError | None = None) -> None:
         self.is_cancelled = True
+        self.cancelled_because = because
         if not self.is_over:
-            self.fail(InferError("cancelled", InferErrorCode.CANCELLED))
+            self.fail(because or InferError("cancelled", InferErrorCode.CANCELLED))
 
     def _end(self) -> None:
         assert not self.is_over, "a request ends once"

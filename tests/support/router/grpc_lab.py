@@ -19,6 +19,7 @@ from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import KServeGrpcConfig
+from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from tests.support.router.fake_tensor_service import FakeTensorService, fake_models
 
@@ -34,6 +35,7 @@ class GrpcLab:
     pool: RegionPool
     port: int
     channel: grpc.aio.Channel
+    listening: GrpcServer
 
     async def call(
         self, name: str, request: pb.ModelInferRequest, *, metadata: Metadata = (), **options: object
@@ -70,17 +72,20 @@ class GrpcLab:
 
 
 @asynccontextmanager
-async def grpc_lab(config: KServeGrpcConfig | None = None, access: Access | None = None) -> AsyncIterator[GrpcLab]:
+async def grpc_lab(
+    config: KServeGrpcConfig | None = None, access: Access | None = None, tracer: Tracer | None = None
+) -> AsyncIterator[GrpcLab]:
     """At the end nothing may be left: no request, no response, no memory."""
     service = fake_models()
     server = KServeServer(service, service)
     with RegionPool() as pool:
-        listening = GrpcServer(config or KServeGrpcConfig(port=0), server, access or Access(), pool, host="127.0.0.1")
+        config, access = config or KServeGrpcConfig(port=0), access or Access()
+        listening = GrpcServer(config, server, access, pool, host="127.0.0.1", tracer=tracer)
         port = await listening.start()
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
         try:
-            yield GrpcLab(service, server, pool, port, channel)
+            yield GrpcLab(service, server, pool, port, channel, listening)
         finally:
             await channel.close()
             await listening.stop()

@@ -19,7 +19,7 @@ from tests.support.tensor_faults.tensor_campaign import DEADLINE_S, TensorPlan
 from tests.support.tensor_faults.tensor_faults import addresses, instances_of
 from tests.support.tensor_faults.tensor_load import TensorLoad
 
-KINDS = ("64 B", "64 KiB", "4 MiB", "batched", "calls", "sequence", "stream", "leave", "leave stream")
+KINDS = ("64 B", "64 KiB", "4 MiB", "batched", "calls", "ensemble", "sequence", "stream", "leave", "leave stream")
 COSTLY = {"4 MiB": 10, "sequence": 5, "stream": 5, "leave stream": 5}  # of which there are fewer by this factor
 NUM_READINGS = 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,13 @@ def test_the_instances_of_a_model_share_the_cores(tmp_path: Path, monkeypatch: p
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, config: dict[str, Any], text: str) -> None:
     with pytest.raises(BackendError, match=text):
         backend.load(context_of(write_add_sub(tmp_path / "model.onnx"), *ADD_SUB, **config))
+
+
+def test_a_gpu_that_the_package_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    model = replace(context_of(write_add_sub(tmp_path / "model.onnx"), *ADD_SUB), kind="GPU")
+    with pytest.raises(BackendError, match="'m_0_0' is to run on a GPU, which the installed onnxruntime cannot use"):
+        backend.load(model)
 
 
 def test_a_failing_operator_has_the_text_of_onnx_runtime(tmp_path: Path) -> None:

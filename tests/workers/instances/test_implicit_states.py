@@ -31,10 +31,10 @@ ZERO = 'initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 2 ] zero_data:
 FROM_FILE = 'initial_state { name: "ten" data_type: TYPE_FP32 dims: [ 2 ] data_file: "ten" }'
 
 
-def write_sum(folder: Path, config: str) -> None:
+def write_sum(folder: Path, config: str, size: int = 2) -> None:
     """OUT is the sum of all IN of the sequence; so is the state."""
-    inputs = [("IN", "FP32", ["n", 2]), ("STATE_IN", "FP32", ["n", 2])]
-    outputs = [("OUT", "FP32", ["n", 2]), ("STATE_OUT", "FP32", ["n", 2])]
+    inputs = [("IN", "FP32", ["n", size]), ("STATE_IN", "FP32", ["n", size])]
+    outputs = [("OUT", "FP32", ["n", size]), ("STATE_OUT", "FP32", ["n", size])]
     nodes = [("Add", ["IN", "STATE_IN"], ["OUT"]), ("Add", ["IN", "STATE_IN"], ["STATE_OUT"])]
     write_onnx(folder / "1" / "model.onnx", nodes, inputs, outputs)
     (folder / "config.pbtxt").write_text(f'backend: "onnxruntime" instance_group {{ count: 1 }} {config}')
@@ -80,6 +80,18 @@ async def test_the_first_state_comes_from_a_file(tmp_path: Path) -> None:
     async with repository_lab(tmp_path, {}) as lab:
         assert await step(lab, "sum", 1, 1, start=True) == [11, 21]
         assert await step(lab, "sum", 1, 1) == [12, 22]
+
+
+@in_loop
+async def test_a_large_state_goes_through_shared_memory_and_leaves_nothing_there(tmp_path: Path) -> None:
+    size = 1 << 18
+    write_sum(tmp_path / "models" / "sum", (SUM % ("", ZERO)).replace("dims: [ 2 ]", f"dims: [ {size} ]"), size)
+    async with repository_lab(tmp_path, {}) as lab:  # which looks whether all memory came back
+        row = np.arange(size, dtype=np.float32).reshape(1, -1)
+        for steps in range(1, 4):
+            flags = SequenceFlags(1, steps == 1, steps == 3)
+            outputs = await infer_arrays(lab, "sum", {"IN": row}, sequence=flags)
+            np.testing.assert_array_equal(outputs["OUT"], steps * row)
 
 
 @in_loop

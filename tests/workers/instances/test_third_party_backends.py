@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,7 @@ from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from tests.support.router.array_answers import infer_arrays
 from tests.support.router.in_loop import in_loop
 from tests.support.router.repository_lab import RepositoryLab, repository_lab
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "backends.md"
-FILE_ON_PAGE = re.compile(r"^`([^`\n]+)`:\n\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def write_examples(folder: Path) -> None:
-    """The files that the page about backends shows."""
-    files = FILE_ON_PAGE.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(files) == 6
-    for name, text in files:
-        write(folder / name, text)
+from tests.support.workers.backend_examples import write, write_examples
 
 
 async def rows(lab: RepositoryLab, *asked: int) -> list[list[float]]:

@@ -15,8 +15,9 @@ LEVELS = {
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
+CUDA = "CUDAExecutionProvider"
 ACCELERATORS = {
-    "cuda": "CUDAExecutionProvider",
+    "cuda": CUDA,
     "tensorrt": "TensorrtExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
 }
@@ -68,17 +69,23 @@ def execution_mode(model: ModelContext) -> onnxruntime.ExecutionMode:
 
 
 def execution_providers(model: ModelContext) -> list[Any]:
-    """What computes the graph, the first that can wins. Raises BackendError for an accelerator that is not there."""
+    """What computes the graph, the first that can wins. Raises BackendError for one that is not there."""
+    available = onnxruntime.get_available_providers()
     accelerators = model.config.get("optimization", {}).get("execution_accelerators", {})
     device = "gpu" if model.kind == "GPU" else "cpu"
     providers: list[Any] = []
     for accelerator in accelerators.get(f"{device}_execution_accelerator", ()):
         name = accelerator["name"]
         provider = ACCELERATORS.get(name)
-        if provider not in onnxruntime.get_available_providers():
+        if provider not in available:
             raise BackendError(f"unknown Execution Accelerator '{name}' is requested", "INVALID_ARG")
         options = dict(accelerator.get("parameters", {}))
         providers.append((provider, {**options, "device_id": str(model.device)} if device == "gpu" else options))
     if device == "gpu":
-        providers.append(("CUDAExecutionProvider", {"device_id": str(model.device)}))
+        if CUDA not in available:
+            text = (
+                f"instance '{model.instance}' is to run on a GPU, which the installed onnxruntime cannot use: install "
+            )
+            raise BackendError(f"{text}onnxruntime-gpu in its place", "UNAVAILABLE")
+        providers.append((CUDA, {"device_id": str(model.device)}))
     return [*providers, "CPUExecutionProvider"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -15,6 +17,7 @@ from slipstream.router.api.kserve.grpc.inference.infer_acceptor import InferAcce
 from slipstream.router.api.kserve.grpc.rpc_table import RpcTable
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig
+from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.tensor_memory.region_pool import RegionPool
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1
@@ -22,16 +25,23 @@ COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}  # `grpc_comp
 
 
 class GrpcServer:
-    """Life cycle: `start`, `stop`, both on the router's event loop. `host` is used where the configuration has none;
-    large inputs go to `pool`."""
+    """Life cycle: `start`, `drain` (optional), `stop`, all on the router's event loop. `host` is used where the
+    configuration has none; large inputs go to `pool`."""
 
     def __init__(
-        self, config: KServeGrpcConfig, server: KServeServer, access: Access, pool: RegionPool, *, host: str
+        self,
+        config: KServeGrpcConfig,
+        server: KServeServer,
+        access: Access,
+        pool: RegionPool,
+        *,
+        host: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self._host = config.host or host
-        acceptor = InferAcceptor(server, access, pool, config.forward_headers)
-        self._table = RpcTable(server, acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
+        self._acceptor = InferAcceptor(server, access, pool, config.forward_headers, tracer)
+        self._table = RpcTable(server, self._acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
@@ -50,6 +60,13 @@ class GrpcServer:
         await server.start()
         self._server = server
         return int(bound)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets the requests that run end, for at most `deadline_s`. Others are still answered; the service refuses
+        them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._acceptor.wait_idle()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no new RPCs from now on, lets those that run end for at most `grace_s`, and then cancels them. Safe to

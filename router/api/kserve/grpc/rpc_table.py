@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
 from slipstream.router.api.kserve.grpc.calls.unary_rpc import Answer, UnaryRpc
 from slipstream.router.api.kserve.grpc.health_rpc import HealthRpc
-from slipstream.router.api.kserve.grpc.inference.infer_acceptor import InferAcceptor
+from slipstream.router.api.kserve.grpc.inference.infer_acceptor import SERVICE_NAME, STREAM, UNARY, InferAcceptor
 from slipstream.router.api.kserve.grpc.inference.infer_stream import StreamInfer
 from slipstream.router.api.kserve.grpc.inference.unary_infer import UnaryInfer
 from slipstream.router.api.kserve.grpc.memory_rpcs import MemoryRpcs
@@ -20,7 +20,7 @@ from slipstream.router.api.kserve.grpc.repository_rpcs import RepositoryRpcs
 from slipstream.router.api.kserve.grpc.settings_rpcs import SettingsRpcs
 from slipstream.router.api.kserve.kserve_server import KServeServer
 
-SERVICE = "/inference.GRPCInferenceService/"
+SERVICE = f"/{SERVICE_NAME}/"
 HEALTH = RpcRights("health", is_open=True)
 READINESS = RpcRights("health")
 SERVER_METADATA = RpcRights("metadata")
@@ -45,10 +45,10 @@ class RpcTable(grpc.GenericRpcHandler):  # type: ignore[misc]
             )
             for name, (request_type, answer, rights) in _unary(server).items()
         }
-        self._handlers[f"{SERVICE}ModelInfer"] = grpc.unary_unary_rpc_method_handler(
+        self._handlers[f"{SERVICE}{UNARY}"] = grpc.unary_unary_rpc_method_handler(
             UnaryInfer(acceptor, INFERENCE, access).handle
         )
-        self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        self._handlers[f"{SERVICE}{STREAM}"] = grpc.stream_stream_rpc_method_handler(
             StreamInfer(acceptor, INFERENCE, access).handle
         )
         self._handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slipstream.router.api.kserve.http.bodies.infer_answer import HEAD_LENGTH
+from slipstream.router.api.kserve.http.bodies.infer_body import json_too_large, raw_too_large
 from slipstream.router.api.kserve.http.kserve_error import is_of_kserve
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -21,14 +22,20 @@ class LargeBodies:
         self._pool = pool
         self._max_input_bytes = max_input_bytes
 
+    def chunked_limit_bytes(self, path: str) -> int | None:
+        return self._max_input_bytes if is_of_kserve(path) else None
+
     def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> RegionLease | None:
-        """Raises HttpError: 413 for a body that would never fit, 503 where there is no room now."""
+        """Raises HttpError: 413 for a body that is too large, 503 where there is no room now."""
         if not is_of_kserve(path):
             return None
         head_length = next((value for name, value in headers if name == RAW_HEAD_LENGTH), b"")
         head_bytes = int(head_length) if head_length.isdigit() and len(head_length) < 10 else 0
         if num_bytes > self._max_input_bytes and not (path.endswith(INFER) and head_bytes):
-            return None
+            is_raw = path.endswith(INFER) and bool(head_length)
+            too_large = raw_too_large if is_raw else json_too_large
+            text = too_large(num_bytes, self._max_input_bytes).message
+            raise HttpError(413, text, code="body_too_large")
         if num_bytes > self._pool.limit_bytes:
             text = f"The request body is larger than {self._pool.limit_bytes} bytes, the shared memory for tensors."
             raise HttpError(413, text, code="body_too_large")

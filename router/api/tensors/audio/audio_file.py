@@ -14,7 +14,9 @@ from slipstream.router.api.tensors.models.tensor_arrays import Array
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # format tags of WAVE
 MAX_CHANNELS = 64
-MAX_RATE = 768_000
+MAX_RATE = 192_000
+MAX_FRAMES = 1 << 28  # of a file, whatever its rate: a small file may stand for hours of silence
+BLOCK_FRAMES = 1 << 16  # are decoded at a time
 BEGINNINGS = (  # of formats, by the first bytes and what stands behind them
     (b"RIFF", "wav"),
     (b"fLaC", "flac"),
@@ -77,13 +79,12 @@ def read_wave(data: memoryview, max_s: float) -> Audio | None:
 
 def decoded(body: memoryview, layout: tuple[int, ...], max_s: float) -> Audio | None:
     tag, channels, rate, _, frame_bytes, bits = layout
-    if not (0 < channels <= MAX_CHANNELS and 0 < rate <= MAX_RATE and bits % 8 == 0):
-        raise AudioError(f"is WAVE with {channels} channels of {bits} bits at {rate} Hz")
+    check_layout(channels, rate)
     sample_bytes = bits // 8
     if frame_bytes != channels * sample_bytes or (tag, sample_bytes) not in READERS:
         return None
     num_frames = len(body) // frame_bytes
-    check_duration(num_frames / rate, max_s)
+    check_duration(num_frames, rate, max_s)
     values = READERS[tag, sample_bytes](body[: num_frames * frame_bytes])
     return Audio(mono(values.reshape(num_frames, channels)), rate)
 
@@ -117,12 +118,17 @@ def read_by_library(data: bytes, form: str, max_s: float) -> Audio:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             rate = int(file.samplerate)
-            values = file.read(int(max_s * rate) + 1, dtype="float32", always_2d=True)
+            check_layout(file.channels, rate)
+            most = min(MAX_FRAMES, int(max_s * rate)) + 1
+            blocks, num_frames = [], 0
+            while num_frames < most and len(values := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                blocks.append(mono(values))
+                num_frames += len(values)
     except (soundfile.LibsndfileError, RuntimeError) as error:
         shown = f"{form}, which cannot be read" if form else "no audio that can be read"
         raise AudioError(f"is {shown}; wav, flac, ogg and mp3 can ({error})") from error
-    check_duration(len(values) / rate, max_s)
-    return Audio(mono(values), rate)
+    check_duration(num_frames, rate, max_s)
+    return Audio(np.concatenate(blocks), rate)
 
 
 def mono(values: Array) -> Array:
@@ -131,8 +137,14 @@ def mono(values: Array) -> Array:
     return np.nan_to_num(samples)
 
 
-def check_duration(duration_s: float, max_s: float) -> None:
-    if duration_s > max_s:
-        raise AudioError(f"is longer than {max_s:g} s")
-    if not duration_s:
+def check_layout(channels: int, rate: int) -> None:
+    if not (0 < channels <= MAX_CHANNELS and 0 < rate <= MAX_RATE):
+        limits = f"there may be {MAX_CHANNELS} channels and {MAX_RATE} Hz"
+        raise AudioError(f"has {channels} channels at {rate} Hz; {limits}")
+
+
+def check_duration(num_frames: int, rate: int, max_s: float) -> None:
+    if num_frames / rate > max_s or num_frames > MAX_FRAMES:
+        raise AudioError(f"is longer than {min(max_s, MAX_FRAMES / rate):g} s")
+    if not num_frames:
         raise AudioError("has no samples")

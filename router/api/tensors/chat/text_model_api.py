@@ -44,7 +44,10 @@ class TextModelApi:
             config = cast(ChatEndpoint, call.config)
             model = call.model()
             source = await self._source(model, config, "messages")
-            prompt = await prompt_of(body.messages, config.prompt, source.tokenizer, model.endpoint)
+            if body.chat_template_kwargs and config.prompt != "template":
+                raise unsupported("chat_template_kwargs")
+            variables = body.template_variables
+            prompt = await prompt_of(body.messages, config.prompt, source.tokenizer, model.endpoint, variables)
             form = ChatFormat(head_of(body.model, "chatcmpl-"), None, False, body.wants_usage)
             await self._answer(
                 call, TextAnswer(body, form, source, prompt, system_text(body.messages)), model, exchange

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -21,9 +21,10 @@ async def prompt_of(
     form: Literal["last", "json", "template"],
     tokenizer: EndpointTokenizer | None,
     endpoint: str,
+    variables: Mapping[str, Any],
 ) -> str:
     """`last` is what the user has said last, `json` are all messages, `template` is what the tokenizer's chat template
-    makes of them. Raises HttpError."""
+    makes of them, with these variables. Raises HttpError."""
     if form == "last":
         asked = [message for message in messages if message.role == "user"]
         if not asked:
@@ -37,8 +38,8 @@ async def prompt_of(
         raise misconfigured(endpoint, "prompt is template, and its tokenizer has no chat template")
     try:
         if len(plain) <= INLINE_MESSAGES:
-            return template.render(plain)
-        return await asyncio.to_thread(template.render, plain)
+            return template.render(plain, variables)
+        return await asyncio.to_thread(template.render, plain, variables)
     except ChatTemplateError as error:
         raise invalid("messages", f"were refused by the chat template: {error}") from error
 

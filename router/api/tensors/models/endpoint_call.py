@@ -111,12 +111,12 @@ class EndpointCall:
 
     def model(self, of: NamedEndpoint | None = None) -> ModelCaller:
         """The model of the endpoint, or of another one. Raises HttpError if it is not served now."""
-        endpoint = of or self.endpoint
+        endpoint, version = of or self.endpoint, (of or self.endpoint).config.version
         try:
-            spec = self._server.service.spec_of(endpoint.model, endpoint.config.version)
+            spec = self._server.service.spec_of(endpoint.model, version)
         except InferError as error:
             raise endpoint_error(error, endpoint.title) from error
-        return ModelCaller(self._server.service, self._server.pool, endpoint.title, spec, self._exchange)
+        return ModelCaller(self._server.service, self._server.pool, endpoint.title, spec, version, self._exchange)
 
     def tensors(self, model: ModelCaller, configured: dict[str, str]) -> ModelTensors:
         return ModelTensors(self.endpoint.title, model.spec, configured)

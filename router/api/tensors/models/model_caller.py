@@ -28,12 +28,15 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class ModelCaller:
     """`endpoint` is the name that errors have. Every call is a tensor request with the tenant, the id and the trace of
-    the HTTP request; the second and later ones have a number behind the id. All methods raise HttpError."""
+    the HTTP request, so that a split of the model's versions gives all of them the same one; `version` "" leaves it the
+    choice. Their own ids are the HTTP request's with a number behind, but for the first. So many run at a time as
+    `MAX_CALLS` says. All methods raise HttpError."""
 
     service: InferService
     pool: RegionPool | None
     endpoint: str
     spec: ModelSpec
+    version: str
     exchange: ApiExchange
     num_calls: int = 0
     _running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
@@ -45,8 +48,7 @@ class ModelCaller:
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS,
     ) -> dict[str, Array]:
         """The outputs of the model, which gives one response."""
-        async with self._running:
-            answers = [answer async for answer in self.stream(inputs, wanted, parameters)]
+        answers = [answer async for answer in self.stream(inputs, wanted, parameters)]
         if len(answers) != 1:
             raise misconfigured(self.endpoint, f"the model gave {len(answers)} responses, and one is expected")
         missing = [name for name in wanted if name not in answers[0]]
@@ -61,15 +63,16 @@ class ModelCaller:
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS,
     ) -> AsyncGenerator[dict[str, Array], None]:
         """The outputs of each response, as they come. A request whose answer is not read to the end is cancelled."""
-        waiter = ResponseWaiter()
-        try:
-            waiter.submit(self._request(inputs, wanted, parameters), self.service)
-            while (response := await waiter.next()) is not None:
-                yield outputs_of(response)
-        except InferError as error:
-            raise endpoint_error(error, self.endpoint) from error
-        finally:
-            waiter.close()
+        async with self._running:
+            waiter = ResponseWaiter()
+            try:
+                waiter.submit(self._request(inputs, wanted, parameters), self.service)
+                while (response := await waiter.next()) is not None:
+                    yield outputs_of(response)
+            except InferError as error:
+                raise endpoint_error(error, self.endpoint) from error
+            finally:
+                waiter.close()
 
     def _request(
         self, inputs: Mapping[str, Array], wanted: Sequence[str], parameters: Mapping[str, ParameterValue]
@@ -83,15 +86,16 @@ class ModelCaller:
             places.release()
             raise
         self.num_calls += 1
-        number = f"-{self.num_calls}" if self.num_calls > 1 else ""
+        request_id = self.exchange.request_id
         return InferRequest(
             spec.name,
-            spec.version,
+            self.version,
+            id=f"{request_id}-{self.num_calls}" if self.num_calls > 1 else "",
             inputs=tensors,
             requested=tuple(map(RequestedOutput, wanted)),
             parameters=dict(parameters),
             tenant=context.caller.tenant(""),
-            request_id=self.exchange.request_id + number,
+            request_id=request_id,
             trace_id=context.trace_id,
             received_s=time.monotonic(),
             release=places.release if places.holds_memory else None,

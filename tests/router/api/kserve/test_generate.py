@@ -142,8 +142,14 @@ def test_a_client_that_leaves_a_stream_cancels_it() -> None:
     run(main)
 
 
-def test_a_stream_whose_client_does_not_keep_up_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_waiter, "MAX_WAITING_BYTES", 100_000)
+@pytest.mark.parametrize(
+    ("limit", "most", "exceeded"),
+    [("MAX_WAITING", 100, "100 responses"), ("MAX_WAITING_BYTES", 400, "400 bytes of responses")],
+)
+def test_a_stream_whose_client_does_not_keep_up_is_ended_with_the_servers_reason(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, exceeded: str
+) -> None:
+    monkeypatch.setattr(response_waiter, limit, most)
 
     async def main() -> None:
         async with kserve_site() as site:
@@ -157,9 +163,10 @@ def test_a_stream_whose_client_does_not_keep_up_is_cancelled(monkeypatch: pytest
             assert site.models.num_leased == 0
             while site.models.running:
                 await asyncio.sleep(0)
-            assert submission.is_cancelled
+            text = f"the client reads too slowly: more than {exceeded} wait for it"
+            assert submission.cancelled_because is not None
+            assert submission.cancelled_because.message == text
             status, _, body = await client.response()
-            text = "more than 100000 bytes of responses wait for the client to read them"
             assert (status, events(body)) == (503, [{"error": text}])
             await client.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.config.router_config import HttpConfig, TlsConfig
 from slipstream.router.tensors.tensor import RegionSlice
 from tests.support.router.fake_cluster import run
@@ -97,6 +98,32 @@ def test_large_json_and_chunked_bodies_are_moved_to_shared_memory() -> None:
             assert (await client.response())[2].endswith(data)
             assert isinstance(site.models.submitted[-1].request.inputs[0].data, RegionSlice)
             await client.close()
+
+    run(main)
+
+
+def test_the_limit_for_bodies_is_that_of_the_tensor_api_and_is_named() -> None:
+    config = KServeHttpConfig(max_input_bytes=2 << 20)
+
+    async def chunked(site: KServeSite, num_bytes: int) -> int:
+        client = await Client.connect(site.port)
+        client.send(f"POST {RAW} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        body = b'{"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}]}'.ljust(num_bytes)
+        client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        status, _, _ = await client.response()
+        await client.close()
+        return status
+
+    async def main() -> None:
+        async with kserve_site(config, http=SMALL_BODIES) as site:
+            status, text = await site.error(RAW, bytes(3 << 20))
+            assert status == 413
+            assert text.startswith(f"request JSON size of {3 << 20} bytes exceeds the maximum allowed input size of")
+            status, text = await site.error(RAW, bytes(3 << 20), {"Inference-Header-Content-Length": "0"})
+            assert status == 413
+            assert text.startswith(f"Raw input has a byte_size ({3 << 20} bytes) that exceeds")
+            assert await chunked(site, 2 << 20) == 200
+            assert await chunked(site, 3 << 20) == 413
 
     run(main)
 

@@ -42,6 +42,7 @@ def test_metadata_and_statistics_have_the_fields_of_the_protocol() -> None:
             server = await site.json("GET", "/v2")
             assert server["name"] == "triton"
             assert "binary_tensor_data" in server["extensions"]
+            assert "cuda_shared_memory" not in server["extensions"], "it is refused"
             model = await site.json("GET", "/v2/models/add_sub")
             assert list(model) == ["name", "versions", "platform", "inputs", "outputs"]
             assert model["inputs"][0] == {"name": "A", "datatype": "FP32", "shape": [-1, 4]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from pathlib import Path
@@ -248,13 +249,28 @@ async def test_a_client_that_leaves_cancels_the_request_of_the_model() -> None:
 
 
 @in_loop
-async def test_requests_wait_for_the_models_of_the_start_and_have_ids_that_explain_finds(tmp_path: Path) -> None:
+async def test_the_requests_of_one_call_have_its_id(tmp_path: Path) -> None:
     models, config = encoder(tmp_path)
     async with endpoint_site(models, config) as site:
         headers = {"X-Request-Id": "mine"}
         body = {"model": "small", "input": ["red", "blue", "green"]}
         await site.call("POST", "/v1/embeddings", body, headers)
-        assert [submission.request.request_id for submission in models.submitted] == ["mine", "mine-2"]
+        requests = [submission.request for submission in models.submitted]
+        assert [(request.request_id, request.id) for request in requests] == [("mine", ""), ("mine", "mine-2")]
+        assert [request.model_version for request in requests] == ["", ""]  # a split of versions may choose
+
+
+@in_loop
+async def test_requests_wait_for_the_models_of_the_start() -> None:
+    models, config = of_text(letters)
+    loaded, spec = asyncio.Event(), models.specs.pop("words")
+    async with endpoint_site(models, config, loaded=loaded) as site, site.client() as client:
+        asking = asyncio.create_task(client.embeddings.create(model="words", input="a"))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        models.specs["words"] = spec
+        loaded.set()
+        assert len((await asking).data) == 1
 
 
 @in_loop

@@ -167,13 +167,18 @@ async def test_a_model_may_get_all_messages(tmp_path: Path) -> None:
         await client.chat.completions.create(model="rag", messages=HELLO)
         assert orjson.loads(inputs_of(models.submitted[0])["query"][0]) == HELLO
     write_word_tokenizer(tmp_path, "red", 64)
-    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}"
+    )
     models, config = rag(prompt="template", tokenizer=str(tmp_path))
     async with endpoint_site(models, config) as site, site.client() as client:
         answer = await client.chat.completions.create(model="rag", messages=HELLO)
         assert inputs_of(models.submitted[0])["query"][0] == b"<system>Be brief.<user>red green blue"
         assert answer.usage is not None
         assert answer.usage.prompt_tokens > 3  # which the tokenizer counts, as the model does not
+        body = {"model": "rag", "messages": HELLO, "chat_template_kwargs": {"mood": "glad"}}
+        await site.json("POST", "/v1/chat/completions", body)
+        assert inputs_of(models.submitted[1])["query"][0].endswith(b"blueglad")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +188,7 @@ async def test_a_model_may_get_all_messages(tmp_path: Path) -> None:
         {"logprobs": True},
         {"response_format": {"type": "json_object"}},
         {"logit_bias": {"1": 1}},
+        {"chat_template_kwargs": {"mood": "glad"}},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
     ],
 )

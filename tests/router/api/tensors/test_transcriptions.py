@@ -10,6 +10,8 @@ import numpy as np
 import orjson
 import pytest
 
+from slipstream.router.api.tensors.audio import audio_file
+from slipstream.router.api.tensors.models.model_caller import MAX_CALLS
 from slipstream.router.api.tensors.models.tensor_arrays import array_of
 from slipstream.router.config.endpoints_config import EndpointsConfig, TranscriptionsEndpoint
 from slipstream.router.tensors.model_spec import TensorSpec
@@ -35,6 +37,38 @@ def wav(samples: np.ndarray, rate: int = RATE, channels: int = 1) -> bytes:
         writer.setframerate(rate)
         writer.writeframes(np.repeat((samples * 32767).astype("<i2"), channels).tobytes())
     return file.getvalue()
+
+
+def silence_of_many_channels() -> bytes:
+    """What a client may send to have much memory taken."""
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros((RATE * 3, 8), np.float32), RATE, format="FLAC")
+    return file.getvalue()
+
+
+def test_a_small_file_of_much_silence_takes_no_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio_file, "MAX_FRAMES", RATE)
+    file = silence_of_many_channels()
+    assert len(file) < 20_000
+    with pytest.raises(audio_file.AudioError, match="is longer than 1 s"):
+        audio_file.read_audio(file, 3600.0)
+
+
+@in_loop
+async def test_few_windows_of_a_request_are_computed_at_a_time() -> None:
+    models, config = speech(window_s=0.1)
+    most = 0
+
+    def counted(submission: FakeSubmission) -> None:
+        nonlocal most
+        most = max(most, len(models.running))
+        computed(heard)(submission)
+
+    models.answers["whisper"] = counted
+    async with endpoint_site(models, config) as site, site.client() as client:
+        await client.audio.transcriptions.create(model="whisper", file=wav(tone(3.0)))
+        assert (len(models.submitted), most) == (30, MAX_CALLS)
 
 
 FORM = "multipart/form-data; boundary=x"

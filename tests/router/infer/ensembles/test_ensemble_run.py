@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.infer.ensembles.held_tensors import HeldTensor, SharedLease
-from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode, cancelled_by_client
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, RequestedOutput, SequenceFlags
 from slipstream.router.tensors.model_spec import EnsembleStep, ModelSpec
 from slipstream.router.tensors.tensor import Tensor
@@ -179,7 +179,7 @@ def test_a_refused_step_fails_the_request() -> None:
 
 def test_a_cancelled_request_cancels_its_steps_and_starts_no_more() -> None:
     lab = lab_of(JOIN, A, B, ADD).begin(IN=1)
-    lab.run.cancel()
+    lab.run.cancel(cancelled_by_client())
     assert lab.error is not None
     assert (lab.error.code, len(lab.cancelled)) == (InferErrorCode.CANCELLED, 2)
     lab.answer("a", OUT=1)

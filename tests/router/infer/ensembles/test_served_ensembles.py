@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from pathlib import Path
 
 import pytest
 
 from slipstream.router.infer.ensembles import ensemble_request
+from slipstream.router.infer.ensembles.ensemble_request import EnsembleRequest
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleRun, StepRun
 from slipstream.router.observability.explain.explain_infer import infer_explanation, infer_text
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -171,6 +174,21 @@ async def test_whole_responses_of_an_ensemble_come_from_the_cache(tmp_path: Path
         (two,), (one,) = lab.service.statistics("two"), lab.service.statistics("one")
         assert (two.durations.cache_hit.count, two.durations.cache_miss.count) == (1, 1)
         assert (two.inference_count, two.durations.success.count, one.inference_count) == (1, 2, 2)
+
+
+@in_loop
+async def test_a_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {**ONE, "two": chain("one", "one")}) as lab:
+        gc.collect()
+        gc.disable()
+        try:
+            await lab.infer("two", 1)
+            with pytest.raises(InferError):
+                await lab.infer("two", 12)
+            left = [each for each in gc.get_objects() if isinstance(each, EnsembleRun | EnsembleRequest | StepRun)]
+        finally:
+            gc.enable()
+        assert left == []
 
 
 @in_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterable
@@ -16,10 +17,15 @@ from slipstream.router.api.kserve.grpc.messages.infer_request_message import Inf
 from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.observability.tracing.request_trace import RequestTrace
+from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, RequestTokens, ResponseReceiver
 from slipstream.router.tensors.infer_service import Submission
+
+SERVICE_NAME = "inference.GRPCInferenceService"
+UNARY, STREAM = "ModelInfer", "ModelStreamInfer"
 
 
 @dataclass(slots=True)
@@ -34,16 +40,33 @@ class AcceptedRequest:
     wants_empty_final: bool
     permit: Permit | None
     tokens: RequestTokens
+    trace: RequestTrace | None
 
 
 class InferAcceptor:
     """`settle` is to be called once for each request that was accepted."""
 
-    def __init__(self, server: KServeServer, access: Access, pool: RegionPool, forward_headers: str) -> None:
+    def __init__(
+        self,
+        server: KServeServer,
+        access: Access,
+        pool: RegionPool,
+        forward_headers: str,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._tracer = tracer
         self._service = server.service
         self._reader = InferRequestReader(pool, server.client_regions)
         self._limits = InferLimits(access)
         self._forwarded = re.compile(forward_headers) if forward_headers else None
+        self._num_running = 0
+        self._is_idle = asyncio.Event()
+
+    async def wait_idle(self) -> None:
+        """Until no accepted request runs."""
+        while self._num_running:
+            self._is_idle.clear()
+            await self._is_idle.wait()
 
     def metadata(self, given: Iterable[tuple[str, str | bytes]]) -> RpcMetadata:
         return RpcMetadata(given, self._forwarded)
@@ -67,14 +90,21 @@ class InferAcceptor:
         except HttpError as error:
             raise RpcError.of_access(error) from None
         try:
-            return self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
+            accepted = self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
         except BaseException:
             self._limits.settle(permit, RequestTokens(), has_failed=True)
             raise
+        self._num_running += 1
+        return accepted
 
     def settle(self, accepted: AcceptedRequest, *, has_failed: bool) -> None:
         """The request has ended."""
         self._limits.settle(accepted.permit, accepted.tokens, has_failed=has_failed)
+        if self._tracer is not None and accepted.trace is not None:
+            self._tracer.end_rpc(accepted.trace)
+        self._num_running -= 1
+        if not self._num_running:
+            self._is_idle.set()
 
     def _submit(
         self,
@@ -94,7 +124,20 @@ class InferAcceptor:
         wants_empty_final = self._reader.read(message, request)
         metadata.apply(request)
         outputs = ClientOutputs(request.requested, spec)
+        trace = self._begin_trace(request, metadata, in_stream=in_stream)
         submission = self._service.submit(request, receiver)
+        if self._tracer is not None and trace is not None:
+            self._tracer.accepted_rpc(trace, request.request_id)
         return AcceptedRequest(
-            request.request_id, submission, outputs, spec.is_decoupled, wants_empty_final, permit, tokens
+            request.request_id, submission, outputs, spec.is_decoupled, wants_empty_final, permit, tokens, trace
         )
+
+    def _begin_trace(self, request: InferRequest, metadata: RpcMetadata, *, in_stream: bool) -> RequestTrace | None:
+        """None: it is not traced."""
+        if self._tracer is None:
+            return None
+        trace = self._tracer.begin_rpc(SERVICE_NAME, STREAM if in_stream else UNARY, metadata.trace)
+        if trace is not None:
+            trace.begin_s = request.received_s
+            request.trace_id = trace.trace_id
+        return trace

@@ -21,7 +21,7 @@ from slipstream.router.api.kserve.grpc.messages.infer_response_message import (
     encoded_in_stream,
     encoded_refusal,
 )
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferResponse
 
 MAX_UNSENT = 64  # messages; while more wait for the client to read them, none of its requests is read
@@ -150,7 +150,7 @@ class InferStream:
     def count(self, num_bytes: int) -> None:
         """A request has so much more to send, now or later."""
         if self._unsent_bytes > MAX_UNSENT_BYTES:
-            problem = f"more than {MAX_UNSENT_BYTES} bytes of responses wait for the client to read them"
+            problem = f"the client reads too slowly: more than {MAX_UNSENT_BYTES} bytes of responses wait for it"
             self.close(RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, problem))
         self._unsent_bytes += num_bytes
 
@@ -231,9 +231,11 @@ class InferStream:
             await self._changed.wait()
 
     def _cancel_requests(self) -> None:
+        failure = self._failure
+        because = None if failure is None else InferError(failure.message, InferErrorCode.UNAVAILABLE)
         for request in list(self._requests):
             if request.accepted is not None:
-                request.accepted.submission.cancel()
+                request.accepted.submission.cancel(because)
 
 
 class StreamInfer:

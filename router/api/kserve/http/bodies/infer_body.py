@@ -76,10 +76,7 @@ class InferBodyReader:
     ) -> OutputForm:
         """Fills `request` from a body with a head of that length. Raises InferError."""
         if head_bytes > self._max_input_bytes:
-            raise InferError(
-                f"request JSON size of {head_bytes} bytes exceeds the maximum allowed input size of "
-                f"{self._max_input_bytes} bytes. Use --http-max-input-size to increase the limit."
-            )
+            raise json_too_large(head_bytes, self._max_input_bytes)
         raw_head = view[:head_bytes]
         binary = BinaryPart(view, head_bytes, lease)
         known = self._heads.get(raw_head)
@@ -124,10 +121,7 @@ class InferBodyReader:
     ) -> OutputForm:
         """Makes the whole body the one input of the model. Raises InferError."""
         if len(view) > self._max_input_bytes:
-            raise InferError(
-                f"Raw input has a byte_size ({len(view)} bytes) that exceeds the maximum allowed value of "
-                f"{self._max_input_bytes} bytes. Use --http-max-input-size to increase the limit."
-            )
+            raise raw_too_large(len(view), self._max_input_bytes)
         request.inputs.append(raw_input(spec, view, places, lease))
         return OutputForm(is_binary=True)
 
@@ -211,3 +205,17 @@ def check_output_in_memory(parameters: Mapping[str, Any]) -> None:
         raise InferError("Output can't set both 'shared_memory_region' and 'classification'")
     if "binary_data" in parameters and as_bool(parameters["binary_data"], "Unable to set 'binary_data'"):
         raise InferError("Output can't set both 'shared_memory_region' and 'binary_data'")
+
+
+def json_too_large(num_bytes: int, limit_bytes: int) -> InferError:
+    return InferError(
+        f"request JSON size of {num_bytes} bytes exceeds the maximum allowed input size of {limit_bytes} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+def raw_too_large(num_bytes: int, limit_bytes: int) -> InferError:
+    return InferError(
+        f"Raw input has a byte_size ({num_bytes} bytes) that exceeds the maximum allowed value of {limit_bytes} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )

@@ -453,6 +453,19 @@ async def test_a_port_that_is_taken_is_an_error() -> None:
 
 
 @in_loop
+async def test_a_drain_waits_for_the_requests_that_run_and_answers_others() -> None:
+    async with grpc_lab() as lab:
+        running = asyncio.create_task(lab.infer(infer_request("kept")))
+        await until(lambda: bool(lab.service.running))
+        draining = asyncio.create_task(lab.listening.drain(10.0))
+        await lab.infer(infer_request())
+        assert not draining.done()
+        next(iter(lab.service.running)).respond({"SUM": VECTOR, "DIFF": VECTOR})
+        await running
+        await draining
+
+
+@in_loop
 async def test_requests_that_run_at_the_stop_end_within_the_grace() -> None:
     service = fake_models()
     with RegionPool() as pool:

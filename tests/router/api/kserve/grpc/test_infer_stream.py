@@ -174,6 +174,8 @@ async def test_a_client_that_lets_too_many_responses_wait_loses_its_stream(monke
         for _ in range(20):
             submission.respond({"OUT": np.zeros((1, 2_000_000), np.uint8)}, is_final=False)
         await until(lambda: submission.is_cancelled)
+        assert submission.cancelled_because is not None
+        assert "the client reads too slowly" in submission.cancelled_because.message
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "more than 10000000 bytes of responses wait"):
             while await stream.read() is not grpc.aio.EOF:
                 pass
