@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from slipstream.router.batching.batch_keys import BatchKeys, batch_keys_of
-from slipstream.router.batching.batch_rule import BatchRule
+from slipstream.router.batching.batch_rule import BatchChoice, BatchRule
 from slipstream.router.batching.level_queue import queue_full
 from slipstream.router.batching.request_queue import RequestQueue
 from slipstream.router.batching.scheduler import NEVER_S, Batch, BatchItem, QueuedRequest, Rejected
@@ -13,6 +13,7 @@ from slipstream.router.tensors.infer_error import FailureReason, InferError, Inf
 from slipstream.router.tensors.model_spec import ModelSpec, QueuePolicy
 
 ONE_AT_A_TIME = BatchRule(max_rows=1, preferred_rows=())
+ONLY_ONE = BatchChoice(1)  # of a queue with one request that need not wait for others
 
 
 def timed_out() -> InferError:
@@ -90,7 +91,7 @@ class DynamicBatcher:
         self._expire(now)
         if not queue.num_requests:
             return None
-        choice = self._rule.choose(queue, now)
+        choice = ONLY_ONE if queue.num_requests == 1 and not self._rule.delay_s else self._rule.choose(queue, now)
         self._wait_until_s = choice.wait_until_s
         self._needed_rows, self._waiting_key = choice.needed_rows, choice.key
         if not choice.num_requests:

@@ -13,7 +13,10 @@ from slipstream.router.tensors.model_spec import DynamicBatching, QueuePolicy
 
 class RequestQueue:
     """`num_levels` 0: there are no priorities. Level 1 is the most urgent one; a request of level 0, or of one that
-    does not exist, has the default level."""
+    does not exist, has the default level.
+
+    Mostly a request is alone when it waits, for the next turn of the event loop. Where it has neither a level nor a
+    time-out it is kept beside the levels until another one comes, and if none does, no tenant's share counts it."""
 
     def __init__(
         self,
@@ -31,6 +34,8 @@ class RequestQueue:
         self._only = LevelQueue(policy)
         if not num_levels:
             self._in_order = [self._only]
+        self._keeps_alone = not num_levels and not policy.default_timeout_us
+        self._alone: QueuedRequest | None = None  # the only one that waits; no level has it
         self.num_requests = 0
         self.num_rows = 0
 
@@ -50,11 +55,15 @@ class RequestQueue:
 
     @property
     def next_timeout_s(self) -> float:
+        if not self.num_requests:
+            return NEVER_S
         if len(self._in_order) == 1:
             return self._in_order[0].next_timeout_s
         return min((level.next_timeout_s for level in self._in_order), default=NEVER_S)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
+        if self._alone is not None:
+            return iter((self._alone,))
         if len(self._in_order) == 1:
             return iter(self._in_order[0])
         return chain.from_iterable(self._in_order)
@@ -62,6 +71,11 @@ class RequestQueue:
     def push(self, request: QueuedRequest, now: float) -> QueuedRequest | None:
         """Returns the request of another tenant that is pushed out for it. Raises InferError if the queue of its level
         is full, and no request can be."""
+        if self._keeps_alone and not self.num_requests:
+            self._alone = request
+            self.num_requests, self.num_rows = 1, request.batch_size
+            return None
+        self._join_level(now)
         pushed_out = self._level_of(request).push(request, now)
         self.num_requests += 1
         self.num_rows += request.batch_size
@@ -71,12 +85,14 @@ class RequestQueue:
 
     def push_returned(self, request: QueuedRequest) -> None:
         """Puts back a request that was taken, before all others of its level."""
+        self._join_level(request.queued_s)
         self._level_of(request).push_returned(request)
         self.num_requests += 1
         self.num_rows += request.batch_size
 
     def discard(self, request: QueuedRequest) -> bool:
         """Removes a request. Returns False if it is not here."""
+        self._join_level(request.queued_s)
         is_here = self._level_of(request).discard(request)
         if is_here:
             self._count_out(request)
@@ -84,6 +100,10 @@ class RequestQueue:
 
     def take(self, num_requests: int) -> list[QueuedRequest]:
         """Removes the first ones."""
+        if self._alone is not None and num_requests:
+            alone, self._alone = self._alone, None
+            self.num_requests = self.num_rows = 0
+            return [alone]
         taken: list[QueuedRequest] = []
         for level in self._in_order:
             taken += level.take(num_requests - len(taken))
@@ -99,6 +119,12 @@ class RequestQueue:
         for request in rejected:
             self._count_out(request)
         return rejected
+
+    def _join_level(self, now: float) -> None:
+        """Another request than the one that is alone comes, or may leave."""
+        alone, self._alone = self._alone, None
+        if alone is not None:
+            self._only.push(alone, now)
 
     def _count_out(self, request: QueuedRequest) -> None:
         self.num_requests -= 1

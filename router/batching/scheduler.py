@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest
@@ -28,8 +28,7 @@ class QueuedRequest:
     batch_key: Hashable = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchItem:
+class BatchItem(NamedTuple):
     """`request` None: a place without a request in a batch of the direct sequence strategy. `extra_inputs` are control
     inputs and implicit state, beside the inputs of the request."""
 
@@ -37,8 +36,7 @@ class BatchItem:
     extra_inputs: tuple[Tensor, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one execution of an instance is given."""
 
     items: tuple[BatchItem, ...]

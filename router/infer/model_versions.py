@@ -32,6 +32,7 @@ class ModelVersions(Generic[Runtime]):
         self.name = name
         self._states: dict[str, VersionState] = {}
         self._serving: dict[str, Runtime] = {}  # READY; by version
+        self._highest = ""  # of them
         self._leaving: set[Runtime] = set()
 
     @property
@@ -79,6 +80,7 @@ class ModelVersions(Generic[Runtime]):
             {version for version, runtime in self._serving.items() if loaded.get(version) is not runtime}
         )
         self._serving = dict(loaded)
+        self._highest = highest(self._serving)
         for version in loaded:
             self._states[version] = VersionState(ModelPhase.READY)
         return leaving
@@ -95,13 +97,14 @@ class ModelVersions(Generic[Runtime]):
         self._leaving.discard(runtime)
         if self._serving.get(version) is runtime:
             del self._serving[version]
+            self._highest = highest(self._serving)
         state = self._states.get(version)
         if state is not None and state.phase is ModelPhase.UNLOADING:
             self._states[version] = VersionState(ModelPhase.UNAVAILABLE, UNLOADED)
 
     def find(self, version: str = "") -> Runtime:
         """The version that serves a request; "": the highest. Raises InferError as Triton does."""
-        found = self._serving.get(version or self._highest())
+        found = self._serving.get(version or self._highest)
         if found is not None:
             return found
         if not version:
@@ -119,16 +122,19 @@ class ModelVersions(Generic[Runtime]):
             if state.phase is ModelPhase.READY or not only_ready
         ]
 
-    def _highest(self) -> str:
-        return max(self._serving, key=int, default="")
-
     def _leave(self, versions: set[str]) -> list[Runtime]:
         leaving = []
         for version in sorted(versions, key=int):
             leaving.append(self._serving.pop(version))
             self._states[version] = VersionState(ModelPhase.UNLOADING)
         self._leaving.update(leaving)
+        self._highest = highest(self._serving)
         return leaving
+
+
+def highest(versions: Iterable[str]) -> str:
+    """The highest of some versions; "" if there are none."""
+    return max(versions, key=int, default="")
 
 
 def unknown(what: str) -> InferError:

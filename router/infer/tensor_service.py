@@ -10,8 +10,8 @@ from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
 from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
 from slipstream.router.infer.requests.request_record import InferHistory, InferRecord, RequestTraces
-from slipstream.router.infer.routing.model_routes import ModelRoutes
-from slipstream.router.infer.routing.request_mirror import CopyReceiver, OriginalReceiver, Pair, RequestMirror
+from slipstream.router.infer.routing.model_routes import ModelRoutes, VersionRoutes
+from slipstream.router.infer.routing.request_mirror import CopyReceiver, OriginalReceiver, Pair
 from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus, TensorVersionStatus
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -54,9 +54,10 @@ class TensorService:
         try:
             if self._is_stopping and not request.parent_id:
                 raise InferError(STOPPING, InferErrorCode.UNAVAILABLE)
-            runtime, reason = self._route(request)
+            routes = self.routes.of(request.model)
+            runtime, reason = self._route(request, routes)
             batch_size = runtime.check.check(request)
-            pair = self._pair(request, receiver)
+            pair = None if routes is None else self._pair(request, receiver, routes)
             taken_by = receiver if pair is None else OriginalReceiver(pair)
             active = self._activate(request, taken_by, runtime, batch_size)
             active.record.version_reason = reason
@@ -95,18 +96,17 @@ class TensorService:
             raise unknown(f"'{model}' is not found")
         return versions.find(wanted)
 
-    def _route(self, request: InferRequest) -> tuple[ServedVersion, str]:
+    def _route(self, request: InferRequest, routes: VersionRoutes | None) -> tuple[ServedVersion, str]:
         """The version that serves a request, and why that one, if there was a choice. Raises InferError."""
         model, versions = request.model, self.models.get(request.model)
-        routes = self.routes.of(model)
         if routes is None or versions is None or version_of(request.model_version):
             return self._find(model, request.model_version), ""
         chosen = routes.choose(request, versions.serving)
         return self._find(model, chosen.version), chosen.reason
 
-    def _pair(self, request: InferRequest, receiver: ResponseReceiver) -> Pair | None:
+    def _pair(self, request: InferRequest, receiver: ResponseReceiver, routes: VersionRoutes) -> Pair | None:
         """Of a request that is to be copied."""
-        mirror = self._mirror_of(request.model)
+        mirror = routes.mirror
         if mirror is None or version_of(request.model_version):
             return None
         copied_to = self.models[request.model].serving.get(mirror.version)
@@ -125,10 +125,6 @@ class TensorService:
         except InferError:
             release_inputs(copy)
             pair.mirror.refused()
-
-    def _mirror_of(self, model: str) -> RequestMirror | None:
-        routes = self.routes.of(model)
-        return None if routes is None else routes.mirror
 
     def set_versions(self, model: str, config: TensorVersionsConfig) -> None:
         """How the requests to a model are divided between its versions from now on."""

@@ -14,8 +14,9 @@ MAX_PLANS = 64  # that are remembered
 @dataclass(frozen=True, slots=True)
 class GraphStep:
     """One model of an ensemble. `inputs` are pairs: an input of the model, and the tensor of the ensemble. `outputs`
-    has the ensemble's tensor for each output. `reads` are the tensors of its inputs, each once, as `needs` are. `dims`
-    are those of the model's inputs, without the batch dimension, which there is if it `batches`."""
+    has the ensemble's tensor for each output. `reads` are the tensors of its inputs, each once, as `needs` are, and
+    `writes` those of its outputs. `dims` are those of the model's inputs, without the batch dimension, which there is
+    if it `batches`."""
 
     index: int
     model: str
@@ -24,6 +25,7 @@ class GraphStep:
     outputs: Mapping[str, str]
     requested: tuple[RequestedOutput, ...]
     reads: tuple[str, ...]
+    writes: tuple[str, ...]
     needs: frozenset[str]
     dims: Mapping[str, tuple[int, ...]]
     batches: bool
@@ -39,6 +41,7 @@ class GraphStep:
             outputs=step.outputs,
             requested=tuple(RequestedOutput(name) for name in step.outputs),
             reads=tuple(dict.fromkeys(step.inputs.values())),
+            writes=tuple(step.outputs.values()),
             needs=frozenset(step.inputs.values()),
             dims={tensor.name: tensor.dims for tensor in model.inputs},
             batches=model.max_batch_size > 0,

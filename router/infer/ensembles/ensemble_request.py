@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
 from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, StepRun
@@ -171,7 +170,7 @@ class EnsembleRequest:
         self._steps[run] = active
         record.num_steps += 1
         if record.num_steps <= MAX_STEP_RECORDS:
-            record.steps.append(StepRecord(active.record, step.reads, tuple(step.outputs.values())))
+            record.steps.append(StepRecord(active.record, step.reads, step.writes))
 
     def _step_over(self, run: StepRun) -> None:
         active = self._steps.pop(run, None)
@@ -213,8 +212,7 @@ class EnsembleRequest:
         return times
 
 
-@dataclass(frozen=True, slots=True)
-class StepReceiver:
+class StepReceiver(NamedTuple):
     """ResponseReceiver of the request of one step."""
 
     request: EnsembleRequest

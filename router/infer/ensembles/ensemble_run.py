@@ -169,7 +169,10 @@ class EnsembleRun:
         no step needs this call."""
         if self._has_ended:
             return
-        answers = list(leaving(self._root))
+        root = self._root
+        if root.num_running and root.answer is None and not root.children:
+            return  # as after each step but the last
+        answers = list(leaving(root))
         is_over = not self._running
         for number, answer in enumerate(answers, 1):
             if self._has_ended:  # the receiver of the one before has cancelled the run
@@ -189,7 +192,7 @@ class EnsembleRun:
         if not self._has_ended:
             self._end_all(error)
 
-    def _take_outputs(self, run: StepRun, wave: Wave, response: InferResponse, lease: SharedLease) -> list[str]:
+    def _take_outputs(self, run: StepRun, wave: Wave, response: InferResponse, lease: SharedLease) -> tuple[str, ...]:
         """Returns the tensors of the ensemble that are there now, those included that the model has left out."""
         step = run.step
         sequence = sequence_said(response.parameters, run.sequence)
@@ -197,7 +200,7 @@ class EnsembleRun:
         for name, tensor in step.outputs.items():
             held = HeldTensor(given.get(name), lease, 0, run.batch_size, sequence, response.parameters)
             self._put(wave, tensor, held)
-        return list(step.outputs.values())
+        return step.writes
 
     def _put(self, wave: Wave, name: str, held: HeldTensor) -> None:
         """Unless nothing reads it."""

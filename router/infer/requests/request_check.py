@@ -31,6 +31,7 @@ class RequestCheck:
         batches = spec.max_batch_size > 0
         self._inputs = {tensor.name: InputCheck(tensor, spec.name, batches=batches) for tensor in spec.inputs}
         self._required = [tensor.name for tensor in spec.inputs if not tensor.is_optional]
+        self._num_required, self._num_known = len(self._required), len(self._inputs)
         self._output_names = frozenset(tensor.name for tensor in spec.outputs)
         self._is_reshaped = any(tensor.reshape is not None for tensor in spec.inputs)
 
@@ -38,12 +39,13 @@ class RequestCheck:
         """The number of rows of a request, 1 if the model does not batch. Inputs get the shapes that the model sees.
         Raises InferError INVALID_ARG."""
         inputs = request.inputs
-        if len(inputs) > 1 and len({tensor.name for tensor in inputs}) < len(inputs):
+        num_given = len(inputs)
+        if num_given > 1 and len({tensor.name for tensor in inputs}) < num_given:
             raise InferError(f"{request_prefix(request)}input '{repeated(inputs)}' already exists in request")
         for output in request.requested:
             if output.name not in self._output_names:
                 raise InferError(f"unexpected inference output '{output.name}' for model '{self._model}'")
-        if not len(self._required) <= len(inputs) <= len(self._inputs):
+        if not self._num_required <= num_given <= self._num_known:
             raise InferError(f"{request_prefix(request)}{self._wrong_number(inputs)}")
         for tensor in inputs:
             if tensor.name not in self._inputs:
@@ -53,7 +55,7 @@ class RequestCheck:
             problem = self._inputs[tensor.name].problem(tensor)
             if problem is not None:
                 raise InferError(f"{request_prefix(request)}{problem}")
-        if len(inputs) < len(self._inputs):
+        if num_given < self._num_known:
             self._check_required(request)
         if self._is_reshaped:
             request.inputs = [self._inputs[tensor.name].reshaped(tensor) for tensor in inputs]
@@ -84,7 +86,7 @@ class RequestCheck:
     def _wrong_number(self, inputs: list[Tensor]) -> str:
         given = [tensor.name for tensor in inputs]
         missing = [name for name in self._required if name not in given]
-        num_required, num_known = len(self._required), len(self._inputs)
+        num_required, num_known = self._num_required, self._num_known
         between = f"number of inputs between {num_required} and {num_known} but got {len(given)} inputs"
         exactly = f"{num_known} inputs but got {len(given)} inputs"
         return (

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from slipstream.router.tensors.infer_error import InferError
 
 Outcome = Literal["", "success", "failed", "cancelled", "rejected"]
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(NamedTuple):
     """One execution by an instance; `num_requests` and `num_rows` are those of the whole batch."""
 
     instance: str
@@ -58,8 +57,7 @@ class InferRecord:
             self.on_end(self)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """One request of an ensemble to the model of a step, with the ensemble's tensors that it reads and writes."""
 
     record: InferRecord

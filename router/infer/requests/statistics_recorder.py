@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream.router.status.version_status import LogMoments
 from slipstream.router.tensors.infer_error import FailureReason
@@ -12,8 +12,7 @@ from slipstream.router.tensors.infer_service import BatchDurations, InferDuratio
 from slipstream.router.tensors.latencies import LatencyHistogram, LatencySummaries
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeTimes:
+class ComputeTimes(NamedTuple):
     """Of one execution, in nanoseconds."""
 
     input_ns: int = 0

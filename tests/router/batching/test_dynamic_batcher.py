@@ -236,6 +236,36 @@ def test_a_retried_request_outlives_the_timeout_of_the_queue() -> None:
     assert ids(scheduler.take(INSTANCE, 0.3)) == ["0"]
 
 
+def test_a_request_that_waited_alone_keeps_its_place_when_others_come() -> None:
+    scheduler = batcher(max_batch_size=1)
+    first, lost = queued("first"), queued("lost")
+    scheduler.add(lost, 0.0)
+    assert ids(scheduler.take(INSTANCE, 0.0)) == ["lost"]
+    scheduler.add(first, 0.0)
+    scheduler.retry(lost, 0.0)
+    scheduler.add(queued("last"), 0.0)
+    assert scheduler.num_waiting == 3
+    assert [ids(scheduler.take(INSTANCE, 0.0)) for _ in range(3)] == [["lost"], ["first"], ["last"]]
+
+
+def test_a_request_that_waits_alone_can_be_cancelled_once() -> None:
+    scheduler = batcher()
+    alone = queued("alone")
+    scheduler.add(alone, 0.0)
+    assert scheduler.cancel(alone, 0.0)
+    assert not scheduler.cancel(alone, 0.0)
+    assert scheduler.num_waiting == 0
+    assert scheduler.take(INSTANCE, 0.0) is None
+
+
+def test_a_request_that_waits_alone_counts_for_the_size_of_the_queue() -> None:
+    scheduler = batcher(default_queue_policy=QueuePolicy(max_queue_size=1))
+    scheduler.add(queued("0"), 0.0)
+    with pytest.raises(InferError, match="Exceeds maximum queue size"):
+        scheduler.add(queued("1"), 0.0)
+    assert ids(scheduler.take(INSTANCE, 0.0)) == ["0"]
+
+
 def test_tenants_alternate_however_many_requests_one_of_them_has() -> None:
     scheduler = batcher(max_batch_size=4)
     for number in range(6):
