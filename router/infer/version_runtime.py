@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import orjson
 
-from slipstream.router.infer.instance_change import InstanceChange
-from slipstream.router.infer.instance_start import initialize_of, start_of
+from slipstream.router.infer.lives.instance_change import InstanceChange
 from slipstream.router.infer.lives.instance_plan import PlannedInstance, can_become, count_in, planned_instances, scaled
+from slipstream.router.infer.lives.instance_start import initialize_of, start_of
 from slipstream.router.infer.lives.version_life import Action, Do, ProcessEnd, VersionLife
 from slipstream.router.infer.model_instance import ModelInstance, unhealthy
 from slipstream.router.infer.requests.active_request import ActiveRequest, Canceller

@@ -1,2 +1,2 @@
-"""Which instances a version of a model has, and how they live: pure state, without clock and I/O. May import what a
-model's specification is (`router/tensors`)."""
+"""Which instances a version of a model has, and how they begin, live and change, without clock and I/O. May import
+`router/instances`, `router/model_repository` and what lies below them."""

@@ -4,7 +4,8 @@ the models in processes of their own."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,6 +83,7 @@ class RepositoryLab:
     pool: RegionPool
     config: RepositoryConfig
     path: str  # of the port
+    sockets: Sequence[socket.socket] = ()  # of the port, for hosts in other networks
     service: TensorService = field(init=False)
     repository: RepositoryService = field(init=False)
     port: InstancePort = field(init=False)
@@ -142,7 +144,9 @@ class RepositoryLab:
     async def listen(self) -> None:
         """The port and the repository, of the first router or of the next one."""
         self.service = TensorService()
-        self.port = InstancePort(InstancePortConfig(TOKEN, self.path, num_hosts=self.config.hosts), self.pool, self)
+        away_s = 2.0 if self.sockets else 10.0
+        config = InstancePortConfig(TOKEN, self.path, away_s=away_s, num_hosts=self.config.hosts)
+        self.port = InstancePort(config, self.pool, self, self.sockets)
         further = self.config.backend_directory
         options = ReadOptions(
             backends=EXECUTED_BY_INSTANCES | {""},
@@ -158,19 +162,19 @@ class RepositoryLab:
 
 @asynccontextmanager
 async def repository_lab(
-    tmp_path: Path, models: Mapping[str, tuple[str, str]], **settings: Any
+    tmp_path: Path, models: Mapping[str, tuple[str, str]], *, sockets: Sequence[socket.socket] = (), **settings: Any
 ) -> AsyncIterator[RepositoryLab]:
-    """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already. At
-    the end nothing of them may be left."""
+    """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already.
+    With `sockets`, hosts come from elsewhere. At the end nothing of them may be left."""
     folder = tmp_path / "models"
     folder.mkdir(exist_ok=True)
     config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
     pool, path = RegionPool(64 << 20), str(tmp_path / "port")
-    lab = RepositoryLab(folder, pool, config, path)
+    lab = RepositoryLab(folder, pool, config, path, sockets)
     for name, (text, code) in models.items():
         lab.write(name, text, code)
     await lab.listen()
-    for number in range(config.hosts):
+    for number in range(0 if sockets else config.hosts):
         lab.add_host("abcd"[number])
     try:
         async with asyncio.timeout(TIMEOUT_S):
