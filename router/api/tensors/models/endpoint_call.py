@@ -103,8 +103,12 @@ class EndpointCall:
         access, caller = self._server.access, self._exchange.context.caller
         self._permit, lines = access.admit(caller, self.endpoint.name, num_tokens, num_sequences=1)
         self._exchange.header_lines += lines
-        self._server.counts.inputs[self.key] += num_inputs
         self._server.counts.tokens[self.key] += num_tokens
+        self.count_inputs(num_inputs)
+
+    def count_inputs(self, num_inputs: int) -> None:
+        """That it has more of them than was known when it was let in."""
+        self._server.counts.inputs[self.key] += num_inputs
 
     def used(self, num_tokens: int, num_output_tokens: int) -> None:
         """What the request has used after all."""

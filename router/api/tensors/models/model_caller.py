@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,8 @@ class ModelCaller:
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS,
     ) -> dict[str, Array]:
         """The outputs of the model, which gives one response."""
-        answers = [answer async for answer in self.stream(inputs, wanted, parameters)]
+        async with contextlib.aclosing(self.stream(inputs, wanted, parameters)) as responses:
+            answers = [answer async for answer in responses]
         if len(answers) != 1:
             raise misconfigured(self.endpoint, f"the model gave {len(answers)} responses, and one is expected")
         missing = [name for name in wanted if name not in answers[0]]
