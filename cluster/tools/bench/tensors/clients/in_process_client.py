@@ -37,6 +37,13 @@ class InProcessInferClient:
         except TritonError as error:
             raise BenchError(str(error)) from None
 
+    async def reload(self, config_json: str) -> None:
+        """Loads the model with another configuration. Raises BenchError."""
+        try:
+            await asyncio.to_thread(self._server.load, self._model.name, {"config": config_json})
+        except TritonError as error:
+            raise BenchError(str(error)) from None
+
     async def statistics(self, model: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._server.model(model).statistics()["model_stats"]
         return found
