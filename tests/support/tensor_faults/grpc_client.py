@@ -46,9 +46,12 @@ class GrpcTensorClient:
 
     async def stream(self, call: TensorCall, most: int) -> AsyncIterator[dict[str, np.ndarray]]:
         """The responses of a decoupled model; cancels after `most`."""
+        async for outputs in self.stream_message(request_of(call), most):
+            yield outputs
+
+    async def stream_message(self, request: pb.ModelInferRequest, most: int) -> AsyncIterator[dict[str, np.ndarray]]:
         running = self._stream()
         try:
-            request = request_of(call)
             request.parameters["triton_enable_empty_final_response"].bool_param = True
             await answered(lambda: running.write(request))
             while True:

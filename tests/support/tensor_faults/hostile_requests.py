@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tritonclient.grpc import service_pb2 as pb
+
 from tests.support.tensor_faults.http_client import HEAD_LENGTH
 
 JSON = {"content-type": "application/json"}
 REFUSED = tuple(range(400, 500))
-ANY = (200, *REFUSED)
+TRITON = (*REFUSED, 500)  # which Triton answers to JSON and configurations that cannot be read
+ANY = (200, *TRITON)
 BOUNDARY = "edge"
 FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 MIB = 1 << 20
+HARMLESS = ("tensorrtllm request_output_len 2**31-1", "tensorrtllm top_k -7", "tensorrtllm offsets below 0")
 DEEP = 100_000  # brackets, one in the other
 MANY = 1_000_000
 
@@ -87,12 +91,31 @@ def _of_texts() -> Iterator[HostileRequest]:
     yield HostileRequest("vllm text of 8 MiB", path, _json({"text_input": "a" * 8 * MIB}))
     yield HostileRequest("vllm no text", path, b"{}")
     yield HostileRequest("vllm empty text", path, _json({"text_input": "", "max_tokens": 1}), allowed=ANY)
-    yield HostileRequest("vllm deep body", path, b'{"text_input": ' + b"[" * DEEP)
-    yield _binary("vllm invalid UTF-8", "story", [("text_input", "BYTES", [1], _bytes_tensor([b"\xff\xfe\x80"]))])
-    yield _binary("vllm two texts", "story", [("text_input", "BYTES", [2], _bytes_tensor([b"a", b"b"]))])
-    yield _binary("vllm length beyond the data", "story", [("text_input", "BYTES", [1], struct.pack("<I", 2**32 - 1))])
-    many = _bytes_tensor([b"a"] * MANY)
-    yield _binary("vllm a million texts", "story", [("text_input", "BYTES", [MANY], many)])
+    yield HostileRequest("vllm deep body", path, b'{"text_input": ' + b"[" * DEEP, allowed=TRITON)
+
+
+def streamed_requests() -> Iterator[tuple[str, pb.ModelInferRequest]]:
+    """Of the same model, over a stream of gRPC; name and request. Each is to be answered by an error."""
+    texts = {
+        "invalid UTF-8": ([1], _bytes_tensor([b"\xff\xfe\x80"])),
+        "two texts": ([2], _bytes_tensor([b"a", b"b"])),
+        "a length beyond the data": ([1], struct.pack("<I", 2**32 - 1)),
+        "a length of half": ([1], b"\x07\x00"),
+        "a million texts": ([MANY], _bytes_tensor([b"a"] * MANY)),
+        "a shape of 2**62": ([2**31, 2**31], _bytes_tensor([b"a"])),
+        "a text of 8 MiB": ([1], _bytes_tensor([b"a" * 8 * MIB])),
+    }
+    for name, (shape, raw) in texts.items():
+        request = pb.ModelInferRequest(model_name="story")
+        request.inputs.add(name="text_input", datatype="BYTES", shape=shape)
+        request.raw_input_contents.append(raw)
+        yield f"gRPC {name}", request
+    for name, value in {"NaN": float("nan"), "-inf": float("-inf")}.items():
+        request = pb.ModelInferRequest(model_name="story")
+        request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+        request.raw_input_contents.append(_bytes_tensor([b"a"]))
+        request.parameters["temperature"].double_param = value
+        yield f"gRPC temperature {name}", request
 
 
 def _of_tokens() -> Iterator[HostileRequest]:
@@ -109,7 +132,6 @@ def _of_tokens() -> Iterator[HostileRequest]:
         "input_lengths -3": ("input_lengths", "INT32", [1, 1], struct.pack("<i", -3)),
         "token -1": ("input_ids", "INT32", [1, 2], struct.pack("<2i", -1, 5)),
         "token 2**30": ("input_ids", "INT32", [1, 2], struct.pack("<2i", 2**30, 5)),
-        "a million tokens": ("input_ids", "INT32", [1, MANY], bytes(4 * MANY)),
         "temperature NaN": ("temperature", "FP32", [1, 1], struct.pack("<f", float("nan"))),
         "temperature Infinity": ("temperature", "FP32", [1, 1], struct.pack("<f", float("inf"))),
         "top_p NaN": ("runtime_top_p", "FP32", [1, 1], struct.pack("<f", float("nan"))),
@@ -123,6 +145,8 @@ def _of_tokens() -> Iterator[HostileRequest]:
     }
     for name, tensor in bad.items():
         yield _binary(f"tensorrtllm {name}", "tokens", list((usual | {tensor[0]: tensor}).values()))
+    ids, lengths = ("input_ids", "INT32", [1, MANY], bytes(4 * MANY)), (*lengths[:3], struct.pack("<i", MANY))
+    yield _binary("tensorrtllm a million tokens", "tokens", [ids, lengths, asked])
 
 
 def _of_ensembles() -> Iterator[HostileRequest]:
@@ -135,7 +159,7 @@ def _of_ensembles() -> Iterator[HostileRequest]:
     yield _binary("ensemble no input", "three", [])
     yield _binary("ONNX a batch of 17", "linear", [("VALUES", "FP32", [17, 16], bytes(17 * 64))])
     yield _binary("ONNX another shape", "linear", [("VALUES", "FP32", [1, 15], bytes(60))])
-    yield HostileRequest("ensemble deep JSON", "/v2/models/three/infer", b'{"inputs": ' + b"[" * DEEP)
+    yield HostileRequest("ensemble deep JSON", "/v2/models/three/infer", b'{"inputs": ' + b"[" * DEEP, allowed=TRITON)
     told = {"NUMBER": [1], "STREAM": [True], "temperature": float("nan")}
     yield HostileRequest("ensemble NaN for its language model", "/v2/models/told/generate_stream", _json(told))
 
@@ -229,7 +253,7 @@ def _of_audio() -> Iterator[HostileRequest]:
         "mp3 of noise": b"\xff\xfb\x90\x00" + b"\xff" * 5000,
         "text": b"no sound " * 1000,
     }.items():
-        allowed = ANY if name in ("a header of 4 GB", "rate 2**32-1") else REFUSED
+        allowed = ANY if name in ("a header of 4 GB", "samples of 7 bits") else REFUSED
         yield _form(f"audio {name}", file, allowed=allowed)
     for name, fields in {
         "language a megabyte": {"language": "x" * MIB},
@@ -283,11 +307,12 @@ def _of_repository() -> Iterator[HostileRequest]:
         config = {"name": "three", "platform": "ensemble", **tensors, "ensemble_scheduling": {"step": steps}}
         yield _load(f"config {name}", "three", json.dumps(config))
     long = {"name": "three", "platform": "ensemble", **tensors, "ensemble_scheduling": {"step": chain(20_000)}}
-    yield _load("config 20000 steps", "three", json.dumps(long), allowed=ANY)
+    yield _load("config 20000 steps", "three", json.dumps(long))
+    most = {"name": "three", "platform": "ensemble", **tensors, "ensemble_scheduling": {"step": chain(1000)}}
+    yield _load("config 1000 steps", "three", json.dumps(most), allowed=(200,))
     for name, text in {
         "deep": "[" * DEEP,
         "cut short": '{"name": "three"',
-        "empty": "",
         "null": "null",
         "max_batch_size 2**70": json.dumps({"name": "plus", "backend": "python", **tensors, "max_batch_size": 2**70}),
         "dims -7": json.dumps({"name": "plus", "backend": "python", "input": [{"name": "VALUES", "dims": [-7]}]}),
@@ -330,7 +355,8 @@ def _binary(name: str, model: str, tensors: list[tuple[str, str, list[int], byte
     ]
     head = _json({"inputs": inputs})
     body = b"".join([head, *(data for *_, data in tensors)])
-    return HostileRequest(name, f"/v2/models/{model}/infer", body, {HEAD_LENGTH: str(len(head))})
+    allowed = ANY if name in HARMLESS else TRITON
+    return HostileRequest(name, f"/v2/models/{model}/infer", body, {HEAD_LENGTH: str(len(head))}, allowed)
 
 
 def _form(
@@ -344,6 +370,6 @@ def _form(
     return HostileRequest(name, "/v1/audio/transcriptions", body, dict(FORM), allowed)
 
 
-def _load(name: str, model: str, config: str, allowed: tuple[int, ...] = REFUSED) -> HostileRequest:
+def _load(name: str, model: str, config: str, allowed: tuple[int, ...] = TRITON) -> HostileRequest:
     body = _json({"parameters": {"config": config}})
     return HostileRequest(name, f"/v2/repository/models/{model}/load", body, allowed=allowed)

@@ -6,19 +6,29 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.e2e.serving_cluster import ROOT, ServingCluster
 from tests.support.tensor_faults.faulted_graphs import ONE_INSTANCE, TOKENS, write_graphs
 from tests.support.tensor_faults.faulted_models import HEAD
 from tests.support.tensor_faults.graph_load import tell
-from tests.support.tensor_faults.hostile_requests import MIB, HostileRequest, hostile_requests
+from tests.support.tensor_faults.grpc_client import GrpcTensorClient
+from tests.support.tensor_faults.hostile_requests import (
+    MIB,
+    TRITON,
+    HostileRequest,
+    hostile_requests,
+    streamed_requests,
+)
 from tests.support.tensor_faults.http_client import HttpTensorClient
+from tests.support.tensor_faults.tensor_call import Refused
 from tests.support.tensor_faults.tensor_faults import addresses
 
 SERVED = ("three", "told", "split", "linear", "encoder", "keypad", "noise", "tokens")
@@ -121,7 +131,13 @@ async def _ask_all(serving: ServingCluster, outcome: HostileOutcome, wanted: str
     before = await tell(HttpTensorClient(*addresses(serving)[0]), 1)
     for request in hostile_requests():
         if wanted in request.name:
-            await _ask(serving, request, beside, outcome, say)
+            ask = partial(_asked, HttpTensorClient(*addresses(serving)[0]), request)
+            await _ask(request.name, request.allowed, ask, beside, outcome, say)
+    client = GrpcTensorClient(addresses(serving)[1])
+    for name, message in streamed_requests():
+        if wanted in name:
+            await _ask(name, TRITON, partial(_streamed, client, message), beside, outcome, say)
+    await client.close()
     await beside.stop()
     after = await tell(HttpTensorClient(*addresses(serving)[0]), 1)
     if before != after:
@@ -133,35 +149,51 @@ async def _ask_all(serving: ServingCluster, outcome: HostileOutcome, wanted: str
     outcome.wrong += [f"left afterwards: {left}"] if left else []
 
 
+async def _asked(client: HttpTensorClient, request: HostileRequest) -> tuple[int, bytes]:
+    try:
+        status, _, answer = await client.post(request.path, request.body, request.headers)
+    finally:
+        await client.close()
+    return status, answer
+
+
+async def _streamed(client: GrpcTensorClient, message: pb.ModelInferRequest) -> tuple[int, bytes]:
+    """An error counts as HTTP's 400."""
+    try:
+        outputs = [one async for one in client.stream_message(message, 9)]
+    except Refused as error:
+        return 400, error.message.encode()
+    return 200, repr(outputs).encode()
+
+
 async def _ask(
-    serving: ServingCluster,
-    request: HostileRequest,
+    name: str,
+    allowed: tuple[int, ...],
+    ask: Callable[[], Awaitable[tuple[int, bytes]]],
     beside: Beside,
     outcome: HostileOutcome,
     say: Callable[[str], None],
 ) -> None:
-    client = HttpTensorClient(*addresses(serving)[0])
     beside.begin()
     begun_s = time.monotonic()
     status, answer = 0, b""
     try:
         async with asyncio.timeout(ANSWER_S):
-            status, _, answer = await client.post(request.path, request.body, request.headers)
+            status, answer = await ask()
     except (OSError, TimeoutError) as error:
         answer = repr(error).encode()
-    await client.close()
     took_s = time.monotonic() - begun_s
     await asyncio.sleep(0.05)
     stall_s, growth_mib = beside.longest_s, beside.growth_mib
     outcome.num_requests += 1
-    outcome.slowest = max(outcome.slowest, (took_s, request.name))
-    outcome.longest_stall = max(outcome.longest_stall, (stall_s, request.name))
-    outcome.largest_growth = max(outcome.largest_growth, (growth_mib, request.name))
+    outcome.slowest = max(outcome.slowest, (took_s, name))
+    outcome.longest_stall = max(outcome.longest_stall, (stall_s, name))
+    outcome.largest_growth = max(outcome.largest_growth, (growth_mib, name))
     text = answer[:160].decode(errors="replace")
-    said = f"{request.name}: {status} after {took_s:.2f} s, stall {stall_s:.2f} s, {growth_mib:+.0f} MiB: {text}"
+    said = f"{name}: {status} after {took_s:.2f} s, stall {stall_s:.2f} s, {growth_mib:+.0f} MiB: {text}"
     say(said)
     is_long = len(answer) > MIB
-    if status not in request.allowed or is_long or stall_s > STALL_S or growth_mib > GROWTH_MIB:
+    if status not in allowed or is_long or stall_s > STALL_S or growth_mib > GROWTH_MIB:
         outcome.wrong.append(said)
 
 
