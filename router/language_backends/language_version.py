@@ -66,7 +66,6 @@ class LanguageVersion:
         self.version = version
         self.recorder = recorder
         self.custom_families: Iterable[CustomFamily] = ()
-        self.num_waiting = 0
         self._context = context
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -83,6 +82,11 @@ class LanguageVersion:
     @property
     def canceller(self) -> Canceller:
         return self
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no token yet."""
+        return sum(not active.record.executions for active in self._running)
 
     @property
     def is_down(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import sysconfig
 import tempfile
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--clients", default="1,4,16")
     parser.add_argument("--window-ms", type=int, default=1500)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--real-time", action="store_true", help="servers and client run before all else (root)")
     args = parser.parse_args()
     cells: dict[tuple[str, str, int, str], Cell] = {}
     with ExitStack() as running:
@@ -174,6 +176,10 @@ def main() -> None:
         servers = [running.enter_context(slipstream(folder / "ours"))]
         if args.triton is not None:
             servers.append(running.enter_context(triton(args.triton, folder / "theirs")))
+        if args.real_time:
+            for server in servers:
+                server.run_before_all_else()
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # which the client inherits
         for _ in range(args.repeats):
             for model in args.models.split(","):
                 for protocol in args.protocols.split(","):

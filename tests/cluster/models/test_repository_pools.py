@@ -61,14 +61,17 @@ class ScriptedRouter:
 
 
 class ScriptedPools:
-    """`broken` are the paths of models that cannot be served. With `holds`, an addition waits for `goes_on`."""
+    """`broken` are the paths of models that cannot be served, `faulty` those with which the control itself fails. With
+    `holds`, an addition waits for `goes_on`; with `forgets`, the end of what leaves is not seen."""
 
     def __init__(self) -> None:
         self.served: dict[str, ServedPools] = {}
         self.broken: set[str] = set()
+        self.faulty: set[str] = set()
         self.done: list[str] = []
         self.aliases: dict[str, tuple[str, ...]] = {}
         self.holds = False
+        self.forgets = False
         self.goes_on = asyncio.Event()
 
     @property
@@ -98,6 +101,8 @@ class ScriptedPools:
         del self.served[name]
 
     async def until_removed(self, name: str) -> None:
+        if self.forgets:
+            return
         await self.goes_on.wait()
         self.served.pop(name, None)
 
@@ -105,6 +110,8 @@ class ScriptedPools:
         self.aliases = dict(aliases)
 
     def _check(self, model: WantedModel) -> None:
+        if model.path in self.faulty:
+            raise KeyError("a fault")
         if model.path in self.broken:
             raise FleetError("invalid", "config", f"no config.json in {model.path}")
 
@@ -270,6 +277,29 @@ async def test_a_model_that_is_being_removed_is_started_anew(router: ScriptedRou
     pools.goes_on.set()
     await until(lambda: pools.served.get("chat") == ServedPools(asked_as(CHAT)))
     assert pools.done == ["add /m/1"]
+
+
+@scenario
+async def test_pools_whose_removal_has_failed_are_reported_and_hold_up_no_other_model(
+    router: ScriptedRouter, pools: ScriptedPools
+) -> None:
+    pools.served["chat"] = ServedPools(asked_as(CHAT), is_leaving=True)
+    pools.forgets = True
+    want(router, CHAT)
+    await until(lambda: bool(router.failures))
+    assert router.failures == [(CHAT, "chat could not be removed")]
+    want(router, OTHER)
+    await until(lambda: "other" in pools.served)
+
+
+@scenario
+async def test_a_fault_in_the_pools_of_a_model_is_reported_to_those_who_wait_for_it(
+    router: ScriptedRouter, pools: ScriptedPools
+) -> None:
+    pools.faulty.add("/m/1")
+    want(router, CHAT)
+    await until(lambda: bool(router.failures))
+    assert router.failures == [(CHAT, "KeyError: 'a fault'")]
 
 
 @scenario

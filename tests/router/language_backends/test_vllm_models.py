@@ -14,6 +14,7 @@ import pytest
 from tritonclient.grpc.aio import InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
+from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.tensors.infer_error import FailureReason, InferError
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
 from slipstream.router.tensors.tensor import Tensor
@@ -196,11 +197,13 @@ def test_a_client_that_leaves_ends_its_generation(tmp_path: Path) -> None:
             never = {"max_tokens": 400, "ignore_eos": True}
             inputs = asked("count", stream=True)
             stream = lab.client.stream_infer(lab.requests("chat_llm", inputs, never))
+            version = version_of(lab, "chat_llm")
+            await until(lambda: version.num_waiting == 1)
             await anext(stream)
-            assert lab.num_generations == 1
+            assert (lab.num_generations, version.num_waiting) == (1, 0)
             stream.cancel()
             await until(lambda: lab.num_generations == 0)
-            failures = recorder_of(lab, "chat_llm").failures
+            failures = version.recorder.failures
             await until(lambda: failures[FailureReason.CANCELED] == 1)
             assert lab.router.tensors is not None
             (record, *_) = lab.router.tensors.service.history.latest()
@@ -209,9 +212,9 @@ def test_a_client_that_leaves_ends_its_generation(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def recorder_of(lab: LanguageLab, model: str) -> Any:
+def version_of(lab: LanguageLab, model: str) -> ServedVersion:
     assert lab.router.tensors is not None
-    return lab.router.tensors.service.models[model].serving["1"].recorder
+    return lab.router.tensors.service.models[model].serving["1"]
 
 
 def test_requests_are_counted_and_explained(tmp_path: Path) -> None:
