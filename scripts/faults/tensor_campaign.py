@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0, help="how long faults go on")
     parser.add_argument("--graphs", action="store_true", help="with ensembles, a language model, ONNX and versions")
     parser.add_argument("--faults", help="kinds, with commas; one named twice comes more often")
+    parser.add_argument("--pause", type=float, default=5.0, help="seconds between two faults, at most")
     parser.add_argument("--clients", type=int, default=4, help="of each protocol")
     parser.add_argument("--no-reloads", action="store_true", help="load and unload nothing meanwhile")
     parser.add_argument("--keep", type=Path, help="a new folder for the logs, instead of a temporary one")
@@ -67,6 +68,7 @@ def campaign(options: argparse.Namespace, folder: Path) -> int:
         num_clients=options.clients,
         reloads=not options.no_reloads,
         graphs=options.graphs,
+        pause_s=(0.3 * options.pause, options.pause),
     )
     print(f"seed {plan.seed}", flush=True)
     outcome = run_tensor_cluster(plan, folder)
