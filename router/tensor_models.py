@@ -24,6 +24,7 @@ from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
 from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
+from slipstream.router.infer.scaling.instance_scaling import InstanceScaling
 from slipstream.router.infer.served_version import VersionFactory
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
@@ -84,6 +85,7 @@ class TensorModels:
         self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
+        self.scaling: InstanceScaling
         self.port: InstancePort
         self.metrics_page: TensorMetricsPage
         self.pool: RegionPool
@@ -117,6 +119,8 @@ class TensorModels:
         }
         self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories, cache)
         cleanup.push_async_callback(self.repository.close)
+        self.scaling = InstanceScaling(self.service, self.repository.counts, config.max_instances)
+        cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self.scaling.run()))
         self.server = KServeServer(
             self.service,
             self.repository,

@@ -35,7 +35,8 @@ router/http router/http/failover/holder router/http/failover router/access route
 router/registry router/requests router/status router/tensor_memory
 router/model_repository/config router/model_repository/sources router/model_repository
 router/instances/frames router/instances/placement router/instances
-router/infer/lives router/infer/requests router/infer/routing router/infer router/infer/ensembles
+router/infer/lives router/infer/requests router/infer/routing router/infer router/infer/scaling
+router/infer/ensembles
 router/observability/explain router/observability/tracing router/observability
 router/observability/tensor_metrics
 router/text/template router/text/memory router/text

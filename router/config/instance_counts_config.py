@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +12,8 @@ MAX_COUNT = 1024
 @dataclass(frozen=True, slots=True)
 class InstanceCountsConfig:
     """`count` None: as `instance_group` says. With a `max` above `min`, instances come and go with the demand between
-    these bounds, beginning with `count`. It is the `count` of the first group that is not passive: on several GPUs, of
+    these bounds, beginning with `count`: so many that each is busy for `target` of the time, and fewer when these would
+    have been enough for `shrink_after_s`. `count` is that of the first group that is not passive: on several GPUs, of
     each of them."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -19,6 +21,8 @@ class InstanceCountsConfig:
     count: int | None = None
     min: int = 1
     max: int | None = None  # null: it stays as it is
+    target: float = 0.75
+    shrink_after_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min <= MAX_COUNT:
@@ -27,6 +31,11 @@ class InstanceCountsConfig:
             raise ValueError(f"max must be {self.min} to {MAX_COUNT}, or null, got {self.max}")
         if self.count is not None and not self.min <= self.count <= (self.max or MAX_COUNT):
             raise ValueError(f"count must be {self.min} to {self.max or MAX_COUNT}, or null, got {self.count}")
+
+        if not 0 < self.target <= 1:
+            raise ValueError(f"target must be over 0 and at most 1, got {self.target}")
+        if not 1 <= self.shrink_after_s < math.inf:
+            raise ValueError(f"shrink_after_s must be at least 1 and finite, got {self.shrink_after_s}")
 
     @property
     def is_elastic(self) -> bool:

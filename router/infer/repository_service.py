@@ -64,10 +64,11 @@ class RepositoryService:
         self._service = service
         self._explicit_loads = explicit_loads
         self.cache = cache
+        self.counts = dict(config.instances)  # which may change; for the next instances of a model
         options = DispatchOptions(config.request_retries, cache, gate_of(config))
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
         context = RuntimeContext(
-            launcher, service, self, options, backend_config=config.backend_config, counts=config.instances
+            launcher, service, self, options, backend_config=config.backend_config, counts=self.counts
         )
         versions = VersionKinds(factories, partial(VersionRuntime, context))
         self._loads = ModelLoads(config, repository, service, versions, cache, self._files)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.config.instance_counts_config import InstanceCountsConfig
+from slipstream.router.infer.scaling import instance_scaler, instance_scaling
+from slipstream.router.infer.scaling.instance_scaling import InstanceScaling
 from slipstream.router.infer.served_version import ScaledInstances
 from slipstream.router.tensors.infer_error import InferError
 from tests.support.router.in_loop import in_loop
@@ -122,3 +124,24 @@ async def test_the_count_of_the_deployment_is_used_instead_of_that_of_the_model(
     counts = {"m": InstanceCountsConfig(count=2)}
     async with repository_lab(tmp_path, {"m": (configured(1), PID)}, instances=counts) as lab:
         assert len(await pids(lab)) == 2
+
+
+@in_loop
+async def test_instances_come_with_the_demand_and_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"m": InstanceCountsConfig(min=1, max=2, shrink_after_s=2.0)}
+    monkeypatch.setattr(instance_scaling, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(instance_scaler, "GROW_AFTER_S", 0.6)
+    async with repository_lab(tmp_path, {"m": (configured(1), PID)}, instances=counts) as lab:
+        scaling = InstanceScaling(lab.service, lab.repository.counts, None)
+        looking = asyncio.create_task(scaling.run())
+        while len(instances_of(lab).hosts) and sum(instances_of(lab).hosts.values()) < 2:
+            await pids(lab, 4)
+        assert [(one.before, one.after) for one in scaling.decisions] == [(1, 2)]
+        await until(lambda: sum(instances_of(lab).hosts.values()) == 1)
+        (status,) = scaling.status()
+        assert (status.count, status.min, status.max, status.hosts) == (1, 1, 2, {"a": 1})
+        assert status.latest.endswith("1 were enough for 2 s")
+        scaling.set_counts("m", InstanceCountsConfig(count=2))
+        await until(lambda: sum(instances_of(lab).hosts.values()) == 2)
+        looking.cancel()
+        await asyncio.wait([looking])
