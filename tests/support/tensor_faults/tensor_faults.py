@@ -45,8 +45,9 @@ class TensorFaults:
         victim = self._instance()
         if victim is None:
             return "no instance to kill"
+        name = model_of(victim)
         victim.kill()
-        return f"killed {model_of(victim)}"
+        return f"killed {name}"
 
     async def freeze_instance(self) -> str:
         victim = self._instance()
