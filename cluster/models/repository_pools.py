@@ -109,8 +109,10 @@ class RepositoryPools:
                 if step is not PoolStep.AWAIT_END:
                     done = want
                     await self._tell(model)
-        except Exception:  # a fault of this program in the pools of one model leaves the others alone
+        except Exception as error:  # a fault of this program in the pools of one model leaves the others alone
             log.exception("the pools of %s are left as they are", name)
+            if (want := self._wanted.get(name)) is not None:
+                await self._report(want.model, f"{type(error).__name__}: {error}")
         finally:
             del self._tasks[name]
 
@@ -119,6 +121,9 @@ class RepositoryPools:
             await self._pools.remove(name)
         elif step is PoolStep.AWAIT_END:
             await self._pools.until_removed(name)
+            left = self._pools.of(name)
+            if left is not None and left.is_leaving:  # who ended them has failed
+                raise FleetError("unavailable", "model", f"{name} could not be removed")
         elif step is PoolStep.AWAIT:
             await self._pools.until_served(name)
         elif step is PoolStep.ADD and model is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from slipstream.cluster.in_process.interface.errors import triton_error
 from slipstream.cluster.in_process.requests.infer_request import InferenceRequest
 from slipstream.cluster.in_process.requests.infer_response import InferenceResponse, failure, response_of
-from slipstream.cluster.in_process.running.server_thread import ServerThread
+from slipstream.cluster.in_process.running.server_thread import STOPPED, ServerThread
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
 from slipstream.router.tensors.infer_service import InferService, Submission
@@ -50,7 +50,7 @@ class ResponseForwarder:
 
     def abandon(self) -> None:
         """OpenRequest: the server has ended without an answer."""
-        self.fail(InferError("the server has stopped", InferErrorCode.UNAVAILABLE))
+        self.fail(InferError(STOPPED, InferErrorCode.UNAVAILABLE))
 
     def _submit(self, request: InferRequest, service: InferService) -> None:
         try:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -18,6 +18,7 @@ from slipstream.cluster.in_process.interface.errors import InvalidArgumentError,
 
 T = TypeVar("T")
 NOT_STARTED = "Server not started"
+STOPPED = "the server has stopped"
 RUNNING: WeakSet[ServerThread] = WeakSet()
 
 log = logging.getLogger(__name__)
@@ -50,14 +51,14 @@ class ServerThread:
         self._thread.start()
 
     @property
-    def is_usable(self) -> bool:
-        """False in a child that was forked: it has not this thread."""
-        return self._accepts_calls and self._pid == os.getpid()
+    def is_forked(self) -> bool:
+        """This process is a forked child: it has not this thread, and locks may be held for ever."""
+        return self._pid != os.getpid()
 
     def begin(self, callback: Callable[[], object]) -> None:
         """Runs `callback` soon, on the event loop. Raises InvalidArgumentError after `stop`, UnavailableError in a
         forked child."""
-        if self._pid != os.getpid():
+        if self.is_forked:
             raise UnavailableError(f"the server runs in process {self._pid}, of which this one is a fork")
         with self._changes:
             if not self._accepts_calls:
@@ -78,20 +79,26 @@ class ServerThread:
         return future.result()
 
     def wait(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """The result of a coroutine. Raises what it raises, what `begin` raises, and TimeoutError; then it goes on."""
+        """The result of a coroutine. Raises what it raises, what `begin` raises, TimeoutError, after which it goes on,
+        and UnavailableError if the server stops first."""
         future: Future[T] = Future()
         try:
             self.begin(lambda: self._follow(work, future))
         except BaseException:
             work.close()
             raise
-        return future.result(timeout_s)
+        try:
+            return future.result(timeout_s)
+        except CancelledError:
+            raise UnavailableError(STOPPED) from None
 
     def stop(self) -> None:
         """Runs the last work, and ends the thread. Safe to call twice, and in a forked child. Raises what that work
         raises. The thread itself calls it if it drops the last reference to a server; then it ends soon."""
+        if self.is_forked:
+            return
         with self._changes:
-            if not self.is_usable:
+            if not self._accepts_calls:
                 return
             self._accepts_calls = False
         RUNNING.discard(self)

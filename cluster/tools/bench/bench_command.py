@@ -6,13 +6,14 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 import uvloop
+from click.core import ParameterSource
 
 from slipstream.cluster.state.cluster_status import KEY_VARIABLE
 from slipstream.cluster.terminal import console
@@ -25,11 +26,14 @@ from slipstream.cluster.tools.bench.client.server_facts import ServerFacts, look
 from slipstream.cluster.tools.bench.earlier_outcome import compared, read_outcome
 from slipstream.cluster.tools.bench.load.answer_slos import Slos, is_slo
 from slipstream.cluster.tools.bench.load.bench_stages import BenchStage, run_stages
+from slipstream.cluster.tools.bench.load.level_options import extent_of, levels_of
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
-from slipstream.cluster.tools.bench.load.load_level import ArrivalKind, Extent, LoadLevel
+from slipstream.cluster.tools.bench.load.load_level import ArrivalKind
 from slipstream.cluster.tools.bench.load.measures import measures, measures_by_model
+from slipstream.cluster.tools.bench.outcome_files import settings_of, write
 from slipstream.cluster.tools.bench.outcome_report import report_of
 from slipstream.cluster.tools.bench.profiling.cluster_target import run_profile, running_cluster
+from slipstream.cluster.tools.bench.tensor_bench import PROTOCOLS, run_tensor_bench
 from slipstream.cluster.tools.workload.arrival import TraceError
 from slipstream.cluster.tools.workload.workload import open_workload
 from slipstream.router.process.open_files import allow_all_files
@@ -37,10 +41,27 @@ from slipstream.router.process.open_files import allow_all_files
 INTERRUPTED = 130
 EXISTING = click.Path(exists=True, path_type=Path)
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
+KINDS = ("openai", "kserve", "in-process")
+FOR_TENSORS = (
+    *("protocol", "model_version", "batch_size", "shapes", "zero_data", "string_length", "shared_memory"),
+    "sequence_length",
+)
+FOR_LANGUAGE_MODELS = (
+    *("name", "endpoint", "model_selection", "extra", "tokenizer", "isl", "isl_stddev", "osl", "osl_stddev"),
+    *("prefix_tokens", "num_prefixes", "turns", "turns_stddev", "workload", "speed", "no_stream", "no_ignore_eos"),
+    "profile_file",
+)
 
 
 @click.command("bench")
 @click.argument("where", metavar="[URL]", nargs=-1)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="openai",
+    show_default=True,
+    help="kserve: tensors over HTTP or gRPC; in-process: tensors to a repository, which is served in this process.",
+)
 @click.option("--name", metavar="CLUSTER", help="A cluster on this machine, instead of a URL.")
 @click.option("--endpoint", type=click.Choice(list(PATHS)), default=None, help="[default: chat]")
 @click.option(
@@ -70,7 +91,9 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.option("--turns-stddev", type=click.FloatRange(0), default=0.0)
 @click.option("--workload", metavar="TRACE", help="Use a trace, or a mix of requests (docs/reference/workloads.md).")
 @click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Speed of the trace.")
-@click.option("--input", "input_file", type=EXISTING, help="Use a file of JSON lines with `prompt` or `messages`.")
+@click.option(
+    "--input", "input_file", type=EXISTING, help="Use a file: JSON lines with `prompt` or `messages`, or tensors."
+)
 @click.option("--concurrency", metavar="N[,N...]", help="Requests at a time; several values: a sweep.")
 @click.option("--request-rate", metavar="R[,R...]", help="Requests per second; several values: a sweep.")
 @click.option("--arrivals", type=click.Choice(get_args(ArrivalKind)), default="poisson", show_default=True)
@@ -82,6 +105,14 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--goodput", "slos", multiple=True, metavar="METRIC:MS...", help="Limits of a good answer, as in ttft:500 itl:50."
 )
+@click.option("--protocol", type=click.Choice(PROTOCOLS), help="Of --kind kserve. [default: http, or as the URL says]")
+@click.option("--model-version", default="", help="Of a tensor model. [default: the highest]")
+@click.option("--batch-size", type=click.IntRange(1), default=1, help="Rows of each request with tensors.")
+@click.option("--shape", "shapes", multiple=True, metavar="INPUT:SIZE,...", help="Of an input whose dims may vary.")
+@click.option("--zero-data", is_flag=True, help="Tensors of zeros instead of random ones.")
+@click.option("--string-length", type=click.IntRange(0), default=128, help="Letters of random elements of BYTES.")
+@click.option("--shared-memory", type=click.Choice(("none", "system")), default="none", help="For inputs.")
+@click.option("--sequence-length", type=click.IntRange(1), help="Requests of a sequence. [default: 20, or the file's]")
 @click.option("--no-stream", is_flag=True, help="Ask for answers in one piece: no TTFT, no ITL.")
 @click.option("--no-ignore-eos", is_flag=True, help="Do not send ignore_eos, which some servers refuse.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -94,19 +125,31 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
     "--profile", "profile_file", type=OUTPUT, help="Profile a Slipstream cluster for `sim` and `plan` instead."
 )
 def bench_command(**options: Any) -> None:
-    """Measure any server that speaks the OpenAI API.
+    """Measure any server that speaks the OpenAI API, or KServe's for tensors, or a repository of tensor models.
 
     The tables are those of GenAI-Perf and AIPerf; docs/how-to/bench.md has examples. Ctrl-C ends it, with a report so
     far.
     """
+    is_of_tensors = options["kind"] != "openai"
     try:
-        code = run_bench(options)
+        refuse_other_options(is_of_tensors)
+        code = run_tensor_bench(options) if is_of_tensors else run_bench(options)
     except (BenchError, TraceError) as error:
         console.error(str(error))
         code = 1
     except KeyboardInterrupt:  # before the measurement, which handles Ctrl-C itself
         code = not_begun()
     sys.exit(code)
+
+
+def refuse_other_options(is_of_tensors: bool) -> None:
+    """Raises UsageError for options that have no effect."""
+    context = click.get_current_context()
+    for name in FOR_LANGUAGE_MODELS if is_of_tensors else FOR_TENSORS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            (option,) = (one.opts[0] for one in context.command.params if one.name == name)
+            wanted = "openai" if is_of_tensors else "kserve or in-process"
+            raise click.UsageError(f"{option} needs --kind {wanted}")
 
 
 def run_bench(options: dict[str, Any]) -> int:
@@ -136,7 +179,9 @@ def run_bench(options: dict[str, Any]) -> int:
         return run_profile(server, form, cluster, model_dir, options["profile_file"], options["seed"])
     source = source_of(options, server)
     asked = ForModels(source, models, options["model_selection"]) if len(models) > 1 else source
-    stages = [BenchStage(level, extent_of(level, source, options), asked) for level in levels_of(options, source)]
+    length = len(source.workload) if isinstance(source, Replay) else None
+    levels_asked = levels_of(options, is_trace=length is not None)
+    stages = [BenchStage(level, extent_of(level, options, length), asked) for level in levels_asked]
     allow_all_files()  # at a given rate, requests are sent even if the server hangs
     runs = uvloop.run(run_stages(stages, form, server.words, options["seed"], sys.stderr))
     if not runs:
@@ -153,8 +198,9 @@ def run_bench(options: dict[str, Any]) -> int:
         by_model=[of_model for run in runs for of_model in measures_by_model(run, slos)],
         compared=compared(earlier, levels, options["earlier_file"]) if earlier is not None else None,
     )
-    click.echo(report_of(outcome).text(shutil.get_terminal_size((120, 24)).columns), nl=False)
-    write(outcome, options)  # after the report, so that a file that cannot be written loses nothing
+    report = report_of(outcome)
+    click.echo(report.text(shutil.get_terminal_size((120, 24)).columns), nl=False)
+    write(outcome, report, options)  # after the report, so that a file that cannot be written loses nothing
     if any(run.was_interrupted for run in runs):
         return INTERRUPTED
     if any(run.broke_off for run in runs):
@@ -221,51 +267,6 @@ def source_of(options: dict[str, Any], server: ServerFacts) -> Source:
     )
 
 
-def levels_of(options: dict[str, Any], source: Source) -> list[LoadLevel]:
-    """The levels of load. By default those of a trace are its own times; otherwise one request at a time."""
-    arrivals, burstiness = options["arrivals"], options["burstiness"]
-    counts = numbers("--concurrency", options["concurrency"])
-    rates = numbers("--request-rate", options["request_rate"])
-    if any(count != int(count) for count in counts):
-        raise click.UsageError(f"--concurrency: whole numbers were expected, got {options['concurrency']}")
-    try:
-        if rates:
-            limit = int(counts[0]) if counts else None
-            return [LoadLevel(limit, rate, arrivals, burstiness) for rate in rates]
-        if counts:
-            return [LoadLevel(int(count)) for count in counts]
-        return [LoadLevel()] if isinstance(source, Replay) else [LoadLevel(1)]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
-def numbers(option: str, text: str | None) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise click.UsageError(f"{option}: numbers with commas between them were expected, got {text!r}") from None
-
-
-def extent_of(level: LoadLevel, source: Source, options: dict[str, Any]) -> Extent:
-    """How long a level lasts. By default a whole trace, ten rounds of a concurrency, or half a minute of a rate."""
-    count = options["request_count"]
-    if count is None and options["duration"] is None:
-        if isinstance(source, Replay):
-            count = len(source.workload)
-        elif level.rate is not None:
-            count = max(round(30 * level.rate), 20)
-        else:
-            count = max(10 * (level.concurrency or 1), 20)
-    return Extent(count, options["duration"], options["warm_up"], options["timeout"])
-
-
-def settings_of(options: dict[str, Any]) -> dict[str, Any]:
-    secret = ("key", "headers")
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in options.items() if name not in secret
-    }
-
-
 def notes_on(runs: Sequence[LevelRun], source: Source, server: ServerFacts, is_stream: bool) -> list[str]:
     """Notes for the report on what could otherwise mislead its reader."""
     notes = []
@@ -291,21 +292,3 @@ def notes_on(runs: Sequence[LevelRun], source: Source, server: ServerFacts, is_s
     if late:
         notes.append(f"{late} requests began over 10 ms late: the client was busy, or at its limit of concurrency.")
     return notes
-
-
-def write(outcome: Outcome, options: dict[str, Any]) -> None:
-    """Writes the requested files. Raises BenchError if one cannot be written."""
-    texts: dict[str, Callable[[], str]] = {
-        "json_file": lambda: json.dumps(outcome.json(), indent=1) + "\n",
-        "csv_file": outcome.csv,
-        "html_file": lambda: report_of(outcome).html(),
-        "records_file": lambda: "".join(f"{line}\n" for line in outcome.records()),
-    }
-    for option, text in texts.items():
-        path: Path | None = options[option]
-        if path is None:
-            continue
-        try:
-            path.write_text(text(), encoding="utf-8")
-        except OSError as error:
-            raise BenchError(f"{path}: {error.strerror}") from None

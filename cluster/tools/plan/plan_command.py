@@ -16,6 +16,7 @@ from slipstream.cluster.tools.plan.advice import as_json, report_of, verdict
 from slipstream.cluster.tools.plan.candidate import DeploymentCandidate
 from slipstream.cluster.tools.plan.planned_config import PlanError, base_of, deployment, write_deployment
 from slipstream.cluster.tools.plan.search import Search, SearchResult
+from slipstream.cluster.tools.plan.tensor_plan import IN_PLACE, TensorPlanGoal, run_tensor_plan
 from slipstream.cluster.tools.plan.trial import CandidateTrial, PlanGoal, simulate
 from slipstream.cluster.tools.sim.hardware.hardware_profile import ProfileError
 from slipstream.cluster.tools.sim.sim_config import MAX_WORKERS, POLICIES
@@ -66,8 +67,24 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--seed", type=int, default=0)
 @click.option("--config", type=EXISTING, help="A deployment to change, for --write.")
-@click.option("--model", type=EXISTING, help="The model's directory, for --write.")
-@click.option("--write", "write_file", type=OUTPUT, help="Write the recommended deployment to this file.")
+@click.option("--model", metavar="DIR|NAME", help="The model's directory, for --write; or of --repository its name.")
+@click.option(
+    "--write",
+    "write_file",
+    type=OUTPUT,
+    is_flag=False,
+    flag_value="-",
+    help="Write the recommended deployment, or config.pbtxt, to this file. With --repository alone: in place.",
+)
+@click.option("--repository", type=EXISTING, help="Plan a tensor model of this repository, by measuring it here.")
+@click.option("--latency-ms", type=click.FloatRange(0, min_open=True), help="Of --repository: the limit of the p99.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="Of --repository: to search."
+)
+@click.option("--max-instances", type=click.IntRange(1), help="Of --repository. [default: twice the cores]")
+@click.option("--max-batch-size", type=click.IntRange(1), help="Of --repository. [default: that of the model]")
+@click.option("--input", "input_file", type=EXISTING, help="Of --repository: data, as for `slipstream bench`.")
+@click.option("--shape", "shapes", multiple=True, metavar="INPUT:SIZE,...", help="Of --repository: of an input.")
 @click.option("--json", "json_file", type=OUTPUT)
 @click.option("--html", "html_file", type=OUTPUT, help="A page with plots.")
 def plan_command(
@@ -85,8 +102,15 @@ def plan_command(
     seeds: int,
     seed: int,
     config: Path | None,
-    model: Path | None,
+    model: str | None,
     write_file: Path | None,
+    repository: Path | None,
+    latency_ms: float | None,
+    seconds: float,
+    max_instances: int | None,
+    max_batch_size: int | None,
+    input_file: Path | None,
+    shapes: tuple[str, ...],
     json_file: Path | None,
     html_file: Path | None,
 ) -> None:
@@ -94,11 +118,23 @@ def plan_command(
 
     Simulates the workload on colocated and on separate workers of a profile (`slipstream bench --profile` measures
     one), and recommends what serves most requests within the levels or, without --devices, the fewest devices that do.
+
+    With --repository, --model and --latency-ms: measures a tensor model with different instances and batching, and
+    recommends what serves most requests with a p99 below the limit.
     """
     try:
+        if repository is not None:
+            if model is None or latency_ms is None:
+                raise PlanError("--repository needs --model NAME and --latency-ms MS")
+            of_batches = (max_instances, max_batch_size, input_file, shapes)
+            goal = TensorPlanGoal(repository, model, latency_ms, seconds, *of_batches)
+            run_tensor_plan(goal, write_file, json_file, shutil.get_terminal_size((120, 24)).columns)
+            return
+        if write_file == IN_PLACE:
+            raise PlanError("--write needs a file")
         if not 0 <= target <= 1:  # also catches NaN, which click's range lets pass
             raise PlanError(f"--target must be 0 to 1, got {target}")
-        base = base_of(config, model) if write_file is not None else {}
+        base = base_of(config, directory_of(model)) if write_file is not None else {}
         known = [find_profile(name) for name in profiles or ("h200-llama-8b",)]
         question = PlanGoal(workload, SloConfig(ttft_ms, itl_ms), requests, speed, seed)
         counter = Counter(question)
@@ -132,6 +168,13 @@ def plan_command(
     except OSError as error:
         console.error(f"{error.filename}: {error.strerror}")
         sys.exit(2)
+
+
+def directory_of(model: str | None) -> Path | None:
+    """Raises PlanError."""
+    if model is not None and not Path(model).exists():
+        raise PlanError(f"--model: {model} does not exist")
+    return Path(model) if model is not None else None
 
 
 class Counter:

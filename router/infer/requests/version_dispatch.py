@@ -26,6 +26,7 @@ from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, S
 from slipstream.router.instances.instance_messages import known_code
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_request import SequenceFlags
 from slipstream.router.tensors.model_spec import ModelSpec
 
 RETRY_PAUSE_S = 0.05  # in which all connections to a dead host are noticed, so that a retry does not meet another one
@@ -298,6 +299,8 @@ class VersionDispatch:
             self._answers.respond(active, response, is_final=True, now=now, times=times)
         elif result.error is not None:
             del work.open[n]
+            if result.lost_file is not None and self._tries_again(active, now):
+                return
             self._answers.fail(active, failure_of(work.name, result.error, result.error_code), now)
         else:
             return  # its responses come by a sender
@@ -321,16 +324,26 @@ class VersionDispatch:
         if active.has_ended:
             active.release_inputs()
             return
-        sequence = active.request.sequence if self._spec.sequence_batching is not None else None
-        if sequence is None and active.attempts <= self._max_retries and not active.num_responses:
-            self._waiting[active] = None
-            self._returning[active] = now + RETRY_PAUSE_S
+        if self._tries_again(active, now):
             return
+        sequence = self._sequence_of(active)
         if sequence is not None:
             text = f"{error.message} Sequence {sequence.correlation_id} of model '{self._spec.name}' has ended with it."
             error = InferError(text, error.code, error.reason)
         self._answers.fail(active, error, now)
         active.release_inputs()
+
+    def _tries_again(self, active: ActiveRequest, now: float) -> bool:
+        """Whether the request has no state, and may be executed once more: after a pause."""
+        is_stateless = self._sequence_of(active) is None
+        if active.has_ended or not is_stateless or active.attempts > self._max_retries or active.num_responses:
+            return False
+        self._waiting[active] = None
+        self._returning[active] = now + RETRY_PAUSE_S
+        return True
+
+    def _sequence_of(self, active: ActiveRequest) -> SequenceFlags | None:
+        return active.request.sequence if self._spec.sequence_batching is not None else None
 
     def _reject(self, rejected: Sequence[Rejected], now: float) -> None:
         for one in rejected:

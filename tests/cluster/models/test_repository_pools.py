@@ -10,7 +10,7 @@ from functools import wraps
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.models.pool_step import ServedPools, asked_as
 from slipstream.cluster.models.repository_pools import RepositoryPools
-from slipstream.router.status.wanted_models import WantedList, WantedModel, WantedModels
+from slipstream.router.status.wanted_models import Want, WantedList, WantedModel, WantedModels
 
 CHAT, NEWER = WantedModel("chat", "/m/1"), WantedModel("chat", "/m/2")
 OTHER = WantedModel("other", "/o")
@@ -61,14 +61,17 @@ class ScriptedRouter:
 
 
 class ScriptedPools:
-    """`broken` are the paths of models that cannot be served. With `holds`, an addition waits for `goes_on`."""
+    """`broken` are the paths of models that cannot be served, `faulty` those with which the control itself fails. With
+    `holds`, an addition waits for `goes_on`; with `forgets`, the end of what leaves is not seen."""
 
     def __init__(self) -> None:
         self.served: dict[str, ServedPools] = {}
         self.broken: set[str] = set()
+        self.faulty: set[str] = set()
         self.done: list[str] = []
         self.aliases: dict[str, tuple[str, ...]] = {}
         self.holds = False
+        self.forgets = False
         self.goes_on = asyncio.Event()
 
     @property
@@ -98,6 +101,8 @@ class ScriptedPools:
         del self.served[name]
 
     async def until_removed(self, name: str) -> None:
+        if self.forgets:
+            return
         await self.goes_on.wait()
         self.served.pop(name, None)
 
@@ -105,6 +110,8 @@ class ScriptedPools:
         self.aliases = dict(aliases)
 
     def _check(self, model: WantedModel) -> None:
+        if model.path in self.faulty:
+            raise KeyError("a fault")
         if model.path in self.broken:
             raise FleetError("invalid", "config", f"no config.json in {model.path}")
 
@@ -143,9 +150,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def want(router: ScriptedRouter, model: WantedModel) -> None:
+def want(router: ScriptedRouter, model: WantedModel) -> Want:
     assert router.wanted is not None
-    router.wanted.want(model)
+    return router.wanted.want(model)
 
 
 @scenario
@@ -154,9 +161,9 @@ async def test_a_model_gets_pools_when_it_is_wanted_and_loses_them_when_it_is_no
 ) -> None:
     assert router.wanted is not None
     router.wanted.complete()
-    want(router, CHAT)
+    one = want(router, CHAT)
     await until(lambda: "chat" in pools.served)
-    router.wanted.drop(CHAT)
+    router.wanted.drop(one)
     await until(lambda: "chat" not in pools.served)
     assert pools.done == ["add /m/1", "remove chat"]
 
@@ -166,9 +173,9 @@ async def test_an_operators_model_is_used_and_stays(router: ScriptedRouter, pool
     assert router.wanted is not None
     pools.served["chat"] = ServedPools("")
     router.wanted.complete()
-    want(router, CHAT)
+    one = want(router, CHAT)
     await until(lambda: pools.done == ["await chat"])
-    router.wanted.drop(CHAT)
+    router.wanted.drop(one)
     want(router, OTHER)
     await until(lambda: "other" in pools.served)
     assert pools.done == ["await chat", "add /o"]
@@ -211,7 +218,7 @@ async def test_other_files_exchange_the_pools_and_if_they_fail_those_before_stay
 ) -> None:
     assert router.wanted is not None
     router.wanted.complete()
-    want(router, CHAT)
+    before = want(router, CHAT)
     await until(lambda: "chat" in pools.served)
     pools.broken.add("/m/2")
     want(router, NEWER)
@@ -221,7 +228,7 @@ async def test_other_files_exchange_the_pools_and_if_they_fail_those_before_stay
     pools.broken.clear()
     want(router, NEWER)
     await until(lambda: pools.served["chat"] == ServedPools(asked_as(NEWER)))
-    router.wanted.drop(CHAT)  # the version that served ends
+    router.wanted.drop(before)  # the version that served ends
     want(router, OTHER)
     await until(lambda: "other" in pools.served)
     assert pools.served["chat"] == ServedPools(asked_as(NEWER))
@@ -270,6 +277,29 @@ async def test_a_model_that_is_being_removed_is_started_anew(router: ScriptedRou
     pools.goes_on.set()
     await until(lambda: pools.served.get("chat") == ServedPools(asked_as(CHAT)))
     assert pools.done == ["add /m/1"]
+
+
+@scenario
+async def test_pools_whose_removal_has_failed_are_reported_and_hold_up_no_other_model(
+    router: ScriptedRouter, pools: ScriptedPools
+) -> None:
+    pools.served["chat"] = ServedPools(asked_as(CHAT), is_leaving=True)
+    pools.forgets = True
+    want(router, CHAT)
+    await until(lambda: bool(router.failures))
+    assert router.failures == [(CHAT, "chat could not be removed")]
+    want(router, OTHER)
+    await until(lambda: "other" in pools.served)
+
+
+@scenario
+async def test_a_fault_in_the_pools_of_a_model_is_reported_to_those_who_wait_for_it(
+    router: ScriptedRouter, pools: ScriptedPools
+) -> None:
+    pools.faulty.add("/m/1")
+    want(router, CHAT)
+    await until(lambda: bool(router.failures))
+    assert router.failures == [(CHAT, "KeyError: 'a fault'")]
 
 
 @scenario

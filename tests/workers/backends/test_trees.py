@@ -79,6 +79,12 @@ KINDS: dict[str, tuple[str, Callable[[Path], Array]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the backend sets for its process."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+
+
 class TreeContract(BackendContract):
     backend = backend
     kind: str
@@ -165,9 +171,10 @@ def test_three_classes(tmp_path: Path, kind: str) -> None:
     backend.complete(probable)
     assert probable.config["output"][0]["dims"] == [3]
     np.testing.assert_allclose(outputs_of(probable), probabilities, atol=1e-6)
-    classes = bare(path, kind, output_class="true")
-    backend.complete(classes)
-    np.testing.assert_array_equal(outputs_of(classes), np.argmax(probabilities, axis=1).reshape(-1, 1))
+    for name in ("output_class", "is_classifier"):
+        classes = bare(path, kind, **{name: "true"})
+        backend.complete(classes)
+        np.testing.assert_array_equal(outputs_of(classes), np.argmax(probabilities, axis=1).reshape(-1, 1))
 
 
 def test_a_regression_is_what_the_trees_say(tmp_path: Path) -> None:
@@ -186,6 +193,21 @@ def test_a_regression_is_what_the_trees_say(tmp_path: Path) -> None:
             tmp_path, [("input__0", "FP32", [4])], [("output__0", "FP64", dims)], parameters={"model_type": kind}
         )
         np.testing.assert_allclose(outputs_of(model), expected, atol=1e-5)
+
+
+def test_many_rows_are_computed_by_several_threads_as_few_are_by_one(tmp_path: Path) -> None:
+    save_xgboost(tmp_path / "xgboost.json")
+    save_lightgbm(tmp_path / "model.txt")
+    many = np.tile(ROWS, (20, 1))
+    for kind in ("xgboost_json", "lightgbm"):
+        model = bare(tmp_path / KINDS[kind][0], kind, num_threads="2")
+        backend.complete(model)
+        loaded = backend.load(model)
+        few, all_rows, again = (
+            loaded.execute({"input__0": rows}, ["output__0"])["output__0"] for rows in (ROWS, many, ROWS)
+        )
+        np.testing.assert_array_equal(all_rows, np.tile(few, (20, 1)))
+        np.testing.assert_array_equal(again, few)
 
 
 def test_a_missing_value_takes_its_own_branch(tmp_path: Path) -> None:

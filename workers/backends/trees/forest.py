@@ -20,5 +20,8 @@ class Forest(Protocol):
         the second one, [rows] or [rows, 1]), else what the trees say, [rows] or [rows, targets]."""
 
 
+ROWS_FOR_THREADS = 512  # fewer are computed by one thread before others would have begun
+
+
 def as_table(scores: Array) -> Array:
     return scores.reshape(-1, 1) if scores.ndim == 1 else scores

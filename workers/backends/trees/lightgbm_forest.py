@@ -7,7 +7,7 @@ from pathlib import Path
 import lightgbm
 import numpy as np
 
-from slipstream.workers.backends.trees.forest import Array
+from slipstream.workers.backends.trees.forest import ROWS_FOR_THREADS, Array
 
 MULTICLASS = ("multiclass", "multiclassova")
 
@@ -27,4 +27,5 @@ class LightgbmForest:
             self.num_classes = self._booster.num_model_per_iteration()
 
     def scores(self, rows: Array) -> Array:
-        return np.asarray(self._booster.predict(rows, num_iteration=-1, num_threads=self._num_threads))
+        threads = self._num_threads if len(rows) >= ROWS_FOR_THREADS else 1
+        return np.asarray(self._booster.predict(rows, num_iteration=-1, num_threads=threads))

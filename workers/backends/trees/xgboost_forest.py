@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import xgboost
 
-from slipstream.workers.backends.trees.forest import Array
+from slipstream.workers.backends.trees.forest import ROWS_FOR_THREADS, Array
 
 CLASS_ONLY = "multi:softmax"  # which says the class, and not how probable each is
 PROBABILITIES = "multi:softprob"
@@ -20,7 +20,9 @@ class XgboostForest:
     def __init__(self, path: Path, num_threads: int) -> None:
         self._booster = xgboost.Booster()
         self._booster.load_model(bytearray(path.read_bytes()))
-        self._booster.set_param({"nthread": num_threads})
+        self._booster.set_param({"nthread": 1})
+        self._num_threads = num_threads
+        self._threads_now = 1
         learner = json.loads(self._booster.save_config())["learner"]
         objective = learner["objective"]["name"]
         if objective == CLASS_ONLY:
@@ -29,4 +31,8 @@ class XgboostForest:
         self.num_classes = 2 if objective.startswith("binary:") else int(learner["learner_model_param"]["num_class"])
 
     def scores(self, rows: Array) -> Array:
+        threads = self._num_threads if len(rows) >= ROWS_FOR_THREADS else 1
+        if threads != self._threads_now:
+            self._booster.set_param({"nthread": threads})
+            self._threads_now = threads
         return np.asarray(self._booster.inplace_predict(rows, validate_features=False))

@@ -28,10 +28,12 @@ MAX_REST_BYTES = 64 * 1024 * 1024  # the largest event, or answer in one piece
 
 
 class ClientConnection(asyncio.Protocol):
-    """One persistent connection, for one request at a time. With `quick_ack`, each read is acknowledged at once."""
+    """One persistent connection, for one request at a time. With `quick_ack`, each read is acknowledged at once. With
+    `reads_bodies` False, a whole answer with the status 200 is good whatever is in it, and its text is all of it."""
 
-    def __init__(self, quick_ack: bool = False) -> None:
+    def __init__(self, quick_ack: bool = False, *, reads_bodies: bool = True) -> None:
         self._quick_ack = quick_ack
+        self._reads_bodies = reads_bodies
         self._answer = ClientAnswer(0.0)
         self._ended: asyncio.Future[ClientAnswer] | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -174,6 +176,11 @@ class ClientConnection(asyncio.Protocol):
     def _end_whole(self) -> None:
         """Ends an answer in one piece, whose tokens all count as arriving at its end."""
         answer = self._answer
+        if not self._reads_bodies:
+            if self._keep_text:
+                answer.text = self._rest.decode("utf-8", "replace")
+            self._finish("")
+            return
         event: Any = None
         with suppress(orjson.JSONDecodeError):
             event = orjson.loads(bytes(self._rest))

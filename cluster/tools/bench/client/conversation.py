@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.client.prompt_text import PromptWords
 from slipstream.cluster.tools.workload.arrival import BLOCK_TOKENS
 from slipstream.cluster.tools.workload.workload import Workload
+
+T = TypeVar("T")
 
 TEMPLATE_TOKENS = 64  # the most tokens that a chat template adds to a prompt
 
@@ -30,10 +32,11 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation. `at_s` is when it begins according to a trace; None: the load decides."""
+class Conversation(Generic[T]):
+    """Requests that follow each other: turns of people, or a sequence of tensors. `at_s` is when it begins according to
+    a trace; None: the load decides."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[T]
     at_s: float | None = None
 
 
@@ -61,7 +64,7 @@ class Synthetic:
     prefix_tokens: int = 0
     num_prefixes: int = 1
 
-    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation]:
+    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation[Turn]]:
         """An endless series of conversations, the same for the same seed."""
         rng = random.Random(seed)
         prefixes = [words.text(rng, self.prefix_tokens) for _ in range(self.num_prefixes if self.prefix_tokens else 0)]
@@ -86,7 +89,7 @@ class Replay:
     max_model_len: int | None = None
     num_cut: int = 0
 
-    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation]:
+    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation[Turn]]:
         rng = random.Random(seed)
 
         @lru_cache(maxsize=4096)
@@ -120,7 +123,7 @@ class PromptFile:
 
     turns: Sequence[Turn]
 
-    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation]:
+    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation[Turn]]:
         while True:
             for turn in self.turns:
                 yield Conversation([turn])

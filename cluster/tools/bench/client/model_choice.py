@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from slipstream.cluster.tools.bench.client.conversation import Conversation, Source
+from slipstream.cluster.tools.bench.client.conversation import Conversation, Source, Turn
 from slipstream.cluster.tools.bench.client.prompt_text import PromptWords
 
 ModelSelection = Literal["round_robin", "random"]  # AIPerf's names of `--model-selection-strategy`
@@ -23,7 +23,7 @@ class ForModels:
     models: tuple[str, ...]
     selection: ModelSelection = "round_robin"
 
-    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation]:
+    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation[Turn]]:
         """The same for the same seed."""
         rng = random.Random(seed)
         in_turn = itertools.cycle(self.models)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from slipstream.cluster.tools.bench.client.bench_target import Target
 from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
@@ -16,22 +17,30 @@ CONNECT_TIMEOUT_S = 10.0
 
 class RequestSender:
     """`form` turns a turn, together with those before it, into a request; without it, only complete requests can be
-    sent. Answers that take longer than `timeout_s` count as failed."""
+    sent. Answers that take longer than `timeout_s` count as failed. With `reads_bodies` False, each answer with the
+    status 200 is good."""
 
     def __init__(
-        self, target: Target, timeout_s: float, form: Callable[[Turn, list[Turn]], bytes] | None = None
+        self,
+        target: Target,
+        timeout_s: float,
+        form: Callable[[Turn, list[Turn]], bytes] | None = None,
+        *,
+        reads_bodies: bool = True,
     ) -> None:
         self._target = target
         self._timeout_s = timeout_s
         self._form = form
+        self._reads_bodies = reads_bodies
         self._context = target.ssl_context()
         self._free: list[ClientConnection] = []
         self._all: set[ClientConnection] = set()
 
-    async def ask(self, turn: Turn, before: list[Turn], keep_text: bool) -> ClientAnswer:
-        """Sends one turn. Whatever goes wrong is recorded in the answer."""
+    async def ask(self, turn: Turn, before: Sequence[tuple[Turn, str]], keep_text: bool) -> ClientAnswer:
+        """Sends one turn, with those `before` it and their answers. Whatever goes wrong is recorded in the answer."""
         assert self._form is not None, "turns need a form"
-        answer = await self.send(self._form(turn, before), keep_text)
+        said = [part for earlier, text in before for part in (earlier, Turn(text, None))]
+        answer = await self.send(self._form(turn, said), keep_text)
         answer.wanted_tokens, answer.model = turn.output_length, turn.model or self._target.model
         return answer
 
@@ -60,7 +69,10 @@ class RequestSender:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self._timeout_s)):
             _, connection = await loop.create_connection(
-                ClientConnection, self._target.host, self._target.port, ssl=self._context
+                partial(ClientConnection, reads_bodies=self._reads_bodies),
+                self._target.host,
+                self._target.port,
+                ssl=self._context,
             )
         self._all.add(connection)
         return connection

@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
-from slipstream.cluster.tools.bench.client.conversation import Conversation, Turn
-from slipstream.cluster.tools.bench.client.request_sender import RequestSender
+from slipstream.cluster.tools.bench.client.conversation import Conversation
 from slipstream.cluster.tools.bench.load.load_level import Extent, LoadLevel
 
 MAX_BACKOFF_S = 1.0  # the longest pause of a client whose requests fail
 MAX_RETRY_AFTER_S = 10.0  # the longest pause that a server may ask for
 NO_CONNECTION = ("connection refused", "no connection")
 LATE_S = 0.01
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class TurnSender(Protocol[T_contra]):
+    async def ask(self, turn: T_contra, before: Sequence[tuple[T_contra, str]], keep_text: bool) -> ClientAnswer:
+        """Sends a turn, with those before it and the text of their answers. Does not raise."""
 
 
 @dataclass(slots=True)
@@ -42,8 +49,8 @@ class LevelRun:
 
 
 async def run_level(
-    sender: RequestSender,
-    conversations: Iterator[Conversation],
+    sender: TurnSender[T],
+    conversations: Iterator[Conversation[T]],
     level: LoadLevel,
     extent: Extent,
     stop: asyncio.Event,
@@ -80,11 +87,11 @@ async def run_level(
     return run
 
 
-class _Users:
+class _Users(Generic[T]):
     """The users, who have conversations until the level is `over` or all its requests are used up."""
 
     def __init__(
-        self, sender: RequestSender, conversations: Iterator[Conversation], run: LevelRun, extent: Extent
+        self, sender: TurnSender[T], conversations: Iterator[Conversation[T]], run: LevelRun, extent: Extent
     ) -> None:
         self._asker = sender
         self.conversations = conversations
@@ -107,9 +114,9 @@ class _Users:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
 
-    async def converse(self, conversation: Conversation, due_s: float | None = None) -> ClientAnswer | None:
+    async def converse(self, conversation: Conversation[T], due_s: float | None = None) -> ClientAnswer | None:
         """Sends all turns of a conversation. A failed answer ends the conversation and is returned."""
-        before: list[Turn] = []
+        before: list[tuple[T, str]] = []
         for number, turn in enumerate(conversation.turns):
             if self.is_spent:
                 return None
@@ -126,7 +133,7 @@ class _Users:
             self._look_out(answer)
             if not answer.is_good:
                 return answer
-            before += [turn, Turn(answer.text, None)]
+            before.append((turn, answer.text))
             answer.text = ""
         return None
 
@@ -141,7 +148,7 @@ class _Users:
             self.over.set()
 
 
-async def _closed_loop(users: _Users, level: LoadLevel) -> None:
+async def _closed_loop(users: _Users[T], level: LoadLevel) -> None:
     async def user() -> None:
         num_failures = 0
         while not users.is_spent:
@@ -161,10 +168,10 @@ async def _closed_loop(users: _Users, level: LoadLevel) -> None:
             group.create_task(user())
 
 
-async def _open_loop(users: _Users, level: LoadLevel, seed: int) -> None:
+async def _open_loop(users: _Users[T], level: LoadLevel, seed: int) -> None:
     room = asyncio.Semaphore(level.concurrency) if level.concurrency is not None else None
 
-    async def user(conversation: Conversation, due_s: float) -> None:
+    async def user(conversation: Conversation[T], due_s: float) -> None:
         try:
             await users.converse(conversation, due_s)
         finally:
@@ -189,7 +196,11 @@ async def _open_loop(users: _Users, level: LoadLevel, seed: int) -> None:
 
 
 async def warm_up(
-    sender: RequestSender, conversations: Iterator[Conversation], level: LoadLevel, extent: Extent, stop: asyncio.Event
+    sender: TurnSender[T],
+    conversations: Iterator[Conversation[T]],
+    level: LoadLevel,
+    extent: Extent,
+    stop: asyncio.Event,
 ) -> LevelRun:
     """Sends requests that are not counted, as many at a time as in the level."""
     gentle = replace(level, rate=None, concurrency=level.concurrency or min(extent.num_warm_up, 8))
