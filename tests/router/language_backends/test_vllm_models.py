@@ -241,6 +241,16 @@ def test_requests_are_counted_and_explained(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_one_that_waits_for_another_model_does_not_hold_it_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        write_language_model(tmp_path / "models", "first", arguments={"model": "second"})
+        write_language_model(tmp_path / "models", "second", arguments=CHAT_LLM)
+        async with language_lab(tmp_path, load_threads=1) as lab:
+            assert await lab.text("first", "say yes") == "yes!"
+
+    asyncio.run(main())
+
+
 def test_a_key_of_the_configuration_names_the_model(tmp_path: Path) -> None:
     async def main() -> None:
         write_language_model(tmp_path / "models", "chat_llm")
