@@ -18,6 +18,7 @@ from slipstream.workers.backends.python.model_api.infer_response import Inferenc
 from slipstream.workers.backends.python.model_api.parameters import parameters_text
 from slipstream.workers.backends.python.model_api.tensors.errors import ErrorCode, TritonError, TritonModelException
 
+UNREADABLE = "The response of the model cannot be read"
 LOST = "The connection to the router was lost."
 
 
@@ -150,7 +151,10 @@ class ModelCalls:
         if error is not None:
             return InferenceResponse(error=TritonError(error[1], ErrorCode[error[0]]))
         outputs = described["outputs"]
-        response = InferenceResponse(read_tensors(outputs, payload, self._inputs))
+        try:
+            response = InferenceResponse(read_tensors(outputs, payload, self._inputs))
+        except (OSError, ValueError) as failure:  # the model that has answered may be gone, and its memory with it
+            response = InferenceResponse(error=TritonError(f"{UNREADABLE}: {failure}", TritonError.UNAVAILABLE))
         places = [tensor[3][:2] for tensor in outputs if len(tensor[3]) == 3]
         if places:
             self._link.send(encode_head({"type": "release", "places": places}), [], 0)
