@@ -14,6 +14,7 @@ import uvloop
 from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from slipstream.cluster.terminal import console
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.tensor_bench import SEQUENCE_LENGTH, shapes_of
 from slipstream.cluster.tools.bench.tensors.clients.served_folder import served_folder
@@ -56,6 +57,9 @@ class TensorPlanGoal:
 def run_tensor_plan(goal: TensorPlanGoal, write_file: Path | None, json_file: Path | None, width: int) -> None:
     """Measures, shows what was found, and writes it. Raises PlanError, or OSError if a file cannot be written."""
     text = config_text(goal)
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores / 2:
+        console.warning(f"this machine is busy (load {load:.1f} on {cores} cores), which widens the p99")
     try:
         outcome = uvloop.run(searched(goal))
     except BenchError as error:
