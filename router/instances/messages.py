@@ -143,7 +143,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class InstanceFailed:
     """Import, completion or initialisation failed, with this text and code of Triton's."""
 
     error: str
@@ -175,7 +175,7 @@ InstanceMessage = (
     | LogLine
     | Completed
     | Ready
-    | Failed
+    | InstanceFailed
     | CallCancelled
     | MetricsChanged
     | Released

@@ -9,8 +9,8 @@ from typing import Any, Callable
 from slipstream.workers.backends.python.instance.failure_text import InstanceError, failure_text
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.open_requests import RequestChannel
-from slipstream.workers.backends.python.instance.wire.frames import Message
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.instance.wire.tensor_reader import read_tensors
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter, quote
 from slipstream.workers.backends.python.model_api.infer_request import RELEASE_ALL, InferenceRequest
@@ -45,7 +45,7 @@ class BatchExecutor:
         self._run_coroutine = run_coroutine
         self.opened: dict[int, RequestChannel] = {}
 
-    def execute(self, message: Message, link: RouterLink) -> None:
+    def execute(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         """Executes a batch and sends `executed`."""
         begun = perf_counter_ns()
         head = message.head
@@ -98,7 +98,7 @@ class BatchExecutor:
         self,
         fields: dict[str, Any],
         payload: bytearray,
-        link: RouterLink,
+        link: InstanceRouterLink,
         requests: list[InferenceRequest],
         channels: list[RequestChannel],
     ) -> None:
