@@ -101,7 +101,9 @@ class TensorModels:
         sockets = listening_at(self._instance_host, config.instance_port, BACKLOG)
         cleanup.callback(close_all, sockets)
         unix_path = "" if self._instances_path is None else str(self._instances_path)
-        self.port = InstancePort(InstancePortConfig(self._token, unix_path), pool, self, sockets)
+        self.port = InstancePort(
+            InstancePortConfig(self._token, unix_path, num_hosts=config.hosts), pool, self, sockets
+        )
         await self.port.start()
         cleanup.push_async_callback(self.port.stop)
         models = ModelRepository(config.paths, options_of(config))
@@ -179,7 +181,11 @@ class TensorModels:
         await asyncio.gather(*drains)
 
     def hosts_changed(self) -> None:
-        """PortObserver: instances that wait for a host are started by the port itself."""
+        """PortObserver: instances that wait for a host are started by the port itself; some of those that serve may be
+        better off on another one."""
+        for _, runtime in self.service.runtimes():
+            if runtime.instances is not None:
+                runtime.instances.spread()
 
     def _language_version(
         self, front: Front, service: GenerationService, cache: ResponseCache | None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from slipstream.router.config.endpoints_config import EndpointsConfig
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.kserve_config import KServeGrpcConfig, KServeHttpConfig, TensorMetricsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 
@@ -68,6 +69,8 @@ class RepositoryConfig:
     backend_directory: str | None = None  # a folder with a folder for each further backend
     # Model -> how its requests are divided between its versions. Others go to the highest version.
     versions: dict[str, TensorVersionsConfig] = field(default_factory=dict)
+    # Model -> how many instances it has, where that is not as its configuration says.
+    instances: dict[str, InstanceCountsConfig] = field(default_factory=dict)
     # Model of the repository -> the language model that answers for it: the name of one of the cluster, or a path.
     language_models: dict[str, str] = field(default_factory=dict)
     server_id: str = "triton"  # the name in the metadata of the server

@@ -82,6 +82,7 @@ class InstanceReceiver:
             head["input_ns"],
             head["output_ns"],
             head.get("error_code"),
+            self._places.lost(head.get("lost_file")),
         )
 
     def _response(self, n: int, fields: dict[str, Any] | None, payload: Payload) -> InstanceResponse | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ def sampling_of(values: RequestValues, row: int, defaults: Mapping[str, Any], ma
     check_served(values, row, max_beam_width)
     fields: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, **defaults}
     top_k, top_p = first(values, row, "runtime_top_k", "top_k"), first(values, row, "runtime_top_p", "top_p")
+    check_finite(top_p=top_p, temperature=values.one("temperature", row))
     temperature = values.one("temperature", row, defaults.get("temperature"))
     if (top_k or 0) > 1:
         fields["top_k"] = top_k
@@ -60,6 +62,13 @@ def check_served(values: RequestValues, row: int, max_beam_width: int) -> None:
         raise InferError(f"'beam_width' is {beam_width}, and the model's 'max_beam_width' is {max_beam_width}")
     if beam_width > 1:
         raise InferError(f"'beam_width' is {beam_width}: beams are searched by the API of OpenAI, 'use_beam_search'")
+
+
+def check_finite(**numbers: float | None) -> None:
+    """Raises InferError."""
+    for name, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            raise InferError(f"'{name}' is {number}, and must be a finite number")
 
 
 def end_of(values: RequestValues, row: int) -> dict[str, Any]:

@@ -14,6 +14,8 @@ NO_EFFECT = frozenset({"detokenize", "output_kind", "priority"})
 
 
 def integer(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        raise ValueError
     return int(value) if isinstance(value, str) or (isinstance(value, float) and value.is_integer()) else value
 
 

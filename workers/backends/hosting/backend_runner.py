@@ -9,6 +9,7 @@ from slipstream.workers.backends.backend import LoadedModel
 from slipstream.workers.backends.hosting.array_batches import ArrayBatches
 from slipstream.workers.backends.hosting.failures import failure_of
 from slipstream.workers.backends.hosting.response_texts import ResponseTexts
+from slipstream.workers.backends.python.instance.memory.shared_files import lost_file
 from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
 from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, quote
@@ -40,6 +41,8 @@ class BackendRunner:
         except BaseException as exception:  # SystemExit and the like are failures of the model, too
             text, code = failure_of(exception)
             failure = f'"error":{quote(text)},"error_code":"{code}"'
+            lost = lost_file(exception)
+            failure += f',"lost_file":{quote(lost)}' if lost else ""
             self._texts.discard(payload)
             texts, payload = [], Payload()
         rest_ns = perf_counter_ns() - begun - times.input_ns - times.compute_ns

@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 from slipstream.workers.backends.python.instance.failure_text import InstanceError, failure_text
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
+from slipstream.workers.backends.python.instance.memory.shared_files import lost_file
 from slipstream.workers.backends.python.instance.open_requests import RequestChannel
 from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
 from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
@@ -54,7 +55,7 @@ class BatchExecutor:
         payload = Payload()
         texts: list[str] = []
         rescheduled: list[int] = []
-        error = "null"
+        error, lost = "null", ""
         prepared = finished = 0
         try:
             for fields in head["requests"]:
@@ -68,6 +69,7 @@ class BatchExecutor:
             returned = None
         except BaseException as exception:  # SystemExit and the like are failures of the model, too
             error = quote(failure_text(exception))
+            lost = "" if prepared else lost_file(exception)
             self._writer.discard(payload)
             texts, payload = [], Payload()
             for request, channel in zip(requests, channels):
@@ -76,6 +78,7 @@ class BatchExecutor:
         prepared = prepared or perf_counter_ns()
         finished = finished or perf_counter_ns()
         resumed = f',"rescheduled":{rescheduled}' if rescheduled else ""
+        resumed += f',"lost_file":{quote(lost)}' if lost else ""
         link.send(
             f'{{"type":"executed","batch":{head["batch"]},"responses":[{",".join(texts)}],"error":{error}{resumed},'
             f'"compute_ns":{finished - prepared},"input_ns":{prepared - begun},'
