@@ -27,7 +27,7 @@ from slipstream.cluster.tools.plan.tensors.measured_search import MeasuredSearch
 from slipstream.cluster.tools.plan.tensors.search_report import search_json, search_report
 from slipstream.cluster.tools.plan.tensors.tensor_settings import SettingSpace, TensorSettings
 from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
-from slipstream.router.model_repository.config.config_fault import ConfigError
+from slipstream.router.model_repository.config.config_fault import ModelConfigError
 from slipstream.router.model_repository.config.config_text import parse_text
 
 CONFIG_FILE = "config.pbtxt"
@@ -87,7 +87,7 @@ def config_text(goal: TensorPlanGoal) -> str:
         config = parse_text(text)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{goal.config_file}: {error}") from None
-    except ConfigError as error:
+    except ModelConfigError as error:
         raise PlanError(f"{goal.config_file}: {error}") from None
     if config.HasField("ensemble_scheduling"):
         steps = ", ".join(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
