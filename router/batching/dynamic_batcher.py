@@ -59,6 +59,12 @@ class DynamicBatcher:
     def remove_instance(self, instance: str, now: float) -> Sequence[Rejected]:
         return ()
 
+    def retire_instance(self, instance: str) -> None:
+        """No request depends on it."""
+
+    def has_sequences(self, instance: str) -> bool:
+        return False
+
     def add(self, request: QueuedRequest, now: float) -> None:
         request.queued_s = request.ready_s = now
         if self._keys is not None:

@@ -65,6 +65,12 @@ class Scheduler(Protocol):
         """The instance is gone. Returns the waiting requests that cannot go on without it (of its sequences). What it
         was executing is the caller's to fail or to `retry`."""
 
+    def retire_instance(self, instance: str) -> None:
+        """It is to go: it gets no further sequence, but those that it has end there."""
+
+    def has_sequences(self, instance: str) -> bool:
+        """Whether an instance is still needed by sequences, although it is to go."""
+
     def add(self, request: QueuedRequest, now: float) -> None:
         """Queues a request. Raises InferError if it is refused: a full queue, a sequence without its start."""
 

@@ -91,6 +91,12 @@ class SequenceBatcher:
         self._fill(now)
         return rejected
 
+    def retire_instance(self, instance: str) -> None:
+        self._slots.retire_instance(instance)
+
+    def has_sequences(self, instance: str) -> bool:
+        return self._slots.has_sequences(instance)
+
     def add(self, request: QueuedRequest, now: float) -> None:
         flags = self._checked_flags(request)
         sequence = self._by_id.get(flags.correlation_id)

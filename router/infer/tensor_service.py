@@ -63,7 +63,7 @@ class TensorService:
             if not is_step:
                 self.history.add(active.record)
             runtime.submit(active)
-        except InferError:
+        except BaseException:
             release_inputs(request)
             raise
         if pair is not None:

@@ -17,7 +17,7 @@ from slipstream.router.language_backends.settings.language_settings import (
 )
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
-from slipstream.router.status.wanted_models import WantedModel, WantedModels
+from slipstream.router.status.wanted_models import Want, WantedModel, WantedModels
 
 LINK_WAIT_S = 10.0  # for another model of the repository, which is read in some milliseconds
 STOPPING = "Unavailable: the server is stopping"
@@ -73,9 +73,9 @@ class ModelLinks:
         wanted = await self._meant(draft, version, settings)
         self._links.setdefault(wanted.name, []).append(wanted)
         self._failures = [failure for failure in self._failures if failure[0] != wanted]
-        self._wanted.want(wanted)
+        want = self._wanted.want(wanted)
         self._changed()
-        return ModelLink(wanted, self)
+        return ModelLink(want, self)
 
     def failed(self, model: WantedModel, reason: str) -> None:
         """The cluster could not start it."""
@@ -119,12 +119,13 @@ class ModelLinks:
         follows_another = any(link != model for link in self._links.get(model.name, ()))
         return not follows_another or self._wanted.is_served(model)
 
-    def release(self, model: WantedModel) -> None:
+    def release(self, want: Want) -> None:
+        model = want.model
         links = self._links[model.name]
         links.remove(model)
         if not links:
             del self._links[model.name]
-        self._wanted.drop(model)
+        self._wanted.drop(want)
 
     def _changed(self) -> None:
         self._news.set()
@@ -175,9 +176,9 @@ class ModelLinks:
 class ModelLink:
     """The served model that a version uses, until `release`."""
 
-    def __init__(self, wanted: WantedModel, links: ModelLinks) -> None:
-        self.model = wanted.name
-        self._wanted = wanted
+    def __init__(self, want: Want, links: ModelLinks) -> None:
+        self.model = want.model.name
+        self._want = want
         self._links = links
 
     @property
@@ -186,7 +187,7 @@ class ModelLink:
 
     async def wait_until_served(self) -> None:
         """Raises LoadError if the cluster cannot start it."""
-        await self._links.wait_until_served(self._wanted)
+        await self._links.wait_until_served(self._want.model)
 
     def release(self) -> None:
-        self._links.release(self._wanted)
+        self._links.release(self._want)

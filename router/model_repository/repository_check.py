@@ -26,6 +26,7 @@ from slipstream.router.model_repository.refusals import unserved_faults
 from slipstream.router.model_repository.repository_error import AMBIGUOUS, LoadError
 from slipstream.router.model_repository.sources.model_folder import ModelFolder
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
+from slipstream.router.tensors.backend_packages import missing_package
 from slipstream.router.tensors.model_spec import ModelSpec
 
 PYTHON = "python"
@@ -128,11 +129,19 @@ class ModelCheck:
         yield from faults
         if not faults:
             yield from unserved_faults(config, self.options)
+            yield from self._package_faults(config)
             yield from self._named_file_faults(config)
         for index, step in enumerate(config.ensemble_scheduling.step):
             if step.model_name not in self.models:
                 text = f"ensemble {self.name} contains models that are not available or ambiguous: {step.model_name}"
                 yield ConfigFault(f"ensemble_scheduling.step[{index}].model_name", text)
+
+    def _package_faults(self, config: ModelConfig) -> Iterator[ConfigFault]:
+        """Of a backend whose package is missing here, where the models will most likely run."""
+        is_ours = self.options.backend_directory.file_of(config.backend) is None
+        text = missing_package(config.backend) if is_ours else ""
+        if text:
+            yield ConfigFault("backend", text)
 
     def _may_complete_tensors(self, config: ModelConfig) -> bool:
         """Whether the model may set what its inputs and outputs lack: a backend by its file, a Python model by its

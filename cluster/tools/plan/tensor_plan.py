@@ -18,8 +18,8 @@ from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.tensor_bench import SEQUENCE_LENGTH, shapes_of
 from slipstream.cluster.tools.bench.tensors.clients.served_folder import served_folder
 from slipstream.cluster.tools.bench.tensors.data_file import streams_of_file
-from slipstream.cluster.tools.bench.tensors.model_facts import ModelFacts
-from slipstream.cluster.tools.bench.tensors.tensor_data import MadeData, TensorSource, batched
+from slipstream.cluster.tools.bench.tensors.model_facts import TensorModelFacts
+from slipstream.cluster.tools.bench.tensors.tensor_data import InferSource, MadeData, batched
 from slipstream.cluster.tools.plan.planned_config import PlanError
 from slipstream.cluster.tools.plan.tensors.config_edit import edited
 from slipstream.cluster.tools.plan.tensors.measured_search import MeasuredSearch, SearchOutcome
@@ -97,7 +97,7 @@ async def searched(goal: TensorPlanGoal) -> SearchOutcome:
     """Raises BenchError."""
     async with served_folder(str(goal.repository), goal.model, "", TIMEOUT_S) as client:
         fields = await client.config()
-        facts = ModelFacts.of_config(fields)
+        facts = TensorModelFacts.of_config(fields)
         config = json_format.ParseDict(fields, ModelConfig())
         search = MeasuredSearch(client, config, source_of(goal, facts), goal.latency_ms, note)
         try:
@@ -106,7 +106,7 @@ async def searched(goal: TensorPlanGoal) -> SearchOutcome:
             clear_note()
 
 
-def source_of(goal: TensorPlanGoal, facts: ModelFacts) -> TensorSource:
+def source_of(goal: TensorPlanGoal, facts: TensorModelFacts) -> InferSource:
     """Requests of one row. Raises BenchError."""
     shapes = shapes_of(tuple(goal.shapes))
     if goal.input_file is not None:
@@ -114,7 +114,7 @@ def source_of(goal: TensorPlanGoal, facts: ModelFacts) -> TensorSource:
     else:
         streams = [MadeData(shapes=shapes).inputs(facts, seed=0)]
     length = (0 if goal.input_file is not None else SEQUENCE_LENGTH) if facts.has_sequences else None
-    return TensorSource(batched(streams, facts, 1), length)
+    return InferSource(batched(streams, facts, 1), length)
 
 
 def space_of(goal: TensorPlanGoal, config: ModelConfig) -> SettingSpace:

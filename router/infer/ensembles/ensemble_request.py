@@ -94,14 +94,15 @@ class EnsembleRequest:
                 self._leave(run)
                 raise
 
-    def enter_step(self, run: StepRun) -> None:
-        """A step may run now that had to wait for others in it."""
+    def enter_step(self, run: StepRun) -> bool:
+        """A step may run now that had to wait for others in it. Returns whether it does."""
         try:
             self._submit(run)
         except InferError as error:
-            self._leave(run)
             self._run.failed(run, error)
             self._after_event()
+            return False
+        return True
 
     def cancel_step(self, run: StepRun) -> None:
         step = self._steps.get(run)
@@ -180,11 +181,11 @@ class EnsembleRequest:
             self._leave(run)
 
     def _leave(self, run: StepRun) -> None:
-        """It is no longer in its step, and another one may be."""
-        following = self._owner.limits.leave(run.step.index)
-        if following is not None:
+        """It is no longer in its step, and another one may be: the first of those that wait which is not refused."""
+        has_entered = False
+        while not has_entered and (following := self._owner.limits.leave(run.step.index)) is not None:
             request, waiting = following
-            request.enter_step(waiting)
+            has_entered = request.enter_step(waiting)
 
     def _settle(self) -> None:
         if not self._is_over:

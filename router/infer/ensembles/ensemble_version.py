@@ -74,6 +74,10 @@ class EnsembleVersion:
     def canceller(self) -> Canceller:
         return self
 
+    @property
+    def instances(self) -> None:
+        return None
+
     async def load(self) -> None:
         try:
             spec = await asyncio.to_thread(self.draft.complete, self.version)

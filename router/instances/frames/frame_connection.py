@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from slipstream.router.instances.frames.frame_reader import Frame, FrameError, FrameReader, Json, Payload, frame_start
 
-JOINED_BYTES = 32 << 10  # parts up to this size are copied together into one write
+JOINED_BYTES = 64 << 10  # parts up to this size, which all inline tensors have, are copied together into one write
 KEEP_ALIVE_S = (5, 2, 3)  # idle, between probes, number of probes: a machine that vanishes is noticed after 11 s
 
 log = logging.getLogger(__name__)

@@ -81,8 +81,9 @@ class VllmForm:
 
     def _row(self, active: ActiveRequest, values: RequestValues, row: int, wanted: frozenset[str]) -> RowRequest:
         fields = sampling_fields(self._parameters(active, values, row))
-        if "cumulative_logprob" in wanted or fields.get("logprobs") is not None:
-            fields["logprobs"] = max(fields.get("logprobs") or 0, 1)  # the best token tells the rank of the chosen one
+        given = fields.get("logprobs")
+        if given == 0 or (given is None and "cumulative_logprob" in wanted):
+            fields["logprobs"] = 1  # the best token tells the rank of the chosen one
         return RowRequest({**fields, "prompt": values.text("text_input", row)})
 
     def _parameters(self, active: ActiveRequest, values: RequestValues, row: int) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def json_object(name: str, text: str | bytes) -> dict[str, Any]:
 
 
 def integer(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        raise ValueError
     return int(value) if isinstance(value, str) or (isinstance(value, float) and value.is_integer()) else value
 
 

@@ -300,6 +300,19 @@ async def test_no_more_requests_are_in_a_step_than_the_configuration_says(tmp_pa
 
 
 @in_loop
+async def test_all_that_wait_for_a_step_which_refuses_them_are_told(tmp_path: Path) -> None:
+    text, _ = chain("single")
+    limited = text.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 1", 1)
+    single = PLAIN.replace("[ -1 ]", "[ 1 ]", 1)  # a shape that the ensemble lets pass, and the step does not
+    async with repository_lab(tmp_path, {"single": (single, SLOW), "singles": (limited, "")}) as lab:
+        requests = [lab.submit("singles", 1), *(lab.submit("singles", 1, 2) for _ in range(1500))]
+        await until(lambda: all(answers.ended.is_set() for _, answers in requests))
+        assert requests[0][1].values == [[1]]
+        assert all("unexpected shape" in str(answers.error) for _, answers in requests[1:])
+        assert await lab.infer("singles", 3) == [[3]]
+
+
+@in_loop
 async def test_a_long_stream_keeps_the_records_of_its_first_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
