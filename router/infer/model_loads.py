@@ -17,6 +17,7 @@ from slipstream.router.infer.model_versions import ModelVersions
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.served_version import ServedVersion, VersionFactory
 from slipstream.router.infer.tensor_service import TensorService
+from slipstream.router.infer.version_works import can_go_on, causes_of_failures, works_of
 from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.known_ensembles import KnownEnsembles
 from slipstream.router.model_repository.model_draft import ModelDraft
@@ -239,14 +240,14 @@ class ModelLoads:
         """Raises VersionsError."""
         versions = self._versions_of(draft.name)
         serving = versions.serving if loads.changed.isdisjoint(draft.step_models) else {}
-        kept = {version: runtime for version, runtime in serving.items() if is_unchanged(draft, version, runtime)}
+        kept = {version: runtime for version, runtime in serving.items() if can_go_on(draft, version, runtime)}
         versions.begin_load(draft.versions)
         begun_s = time.monotonic()
         runtimes = {version: self._new_runtime(draft, version) for version in draft.versions if version not in kept}
         self.running.update(runtimes.values())
         try:
             async with loads.slot_of(draft):
-                causes = await causes_of_failures(runtimes)
+                causes = await causes_of_failures(works_of(draft, runtimes, kept))
         except asyncio.CancelledError:
             for runtime in runtimes.values():
                 runtime.unload()
@@ -268,7 +269,8 @@ class ModelLoads:
         for before in leaving:
             before.unload()
         self._forget_responses(draft.name, runtimes)
-        log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
+        if runtimes:
+            log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
 
     def _new_runtime(self, draft: ModelDraft, version: str) -> ServedVersion:
         metrics = self._config.metrics
@@ -334,24 +336,3 @@ class ModelLoads:
 def cause_of(model: str, failure: InferError | RepositoryError) -> str:
     """Why a load has failed."""
     return str(failure).removeprefix(f"load failed for model '{model}': ").rstrip("\n")
-
-
-def is_unchanged(draft: ModelDraft, version: str, runtime: ServedVersion) -> bool:
-    """Whether a version that serves is what a load would give."""
-    before = runtime.draft
-    if version not in draft.versions or not draft.keeps_version(version, before):
-        return False
-    try:
-        return draft.instance_groups == before.instance_groups
-    except LoadError:  # which the load will raise, too
-        return False
-
-
-async def causes_of_failures(runtimes: Mapping[str, ServedVersion]) -> dict[str, str]:
-    """Loads versions side by side. Returns why those failed that did."""
-    results = await asyncio.gather(*(runtime.load() for runtime in runtimes.values()), return_exceptions=True)
-    return {
-        version: error.cause if isinstance(error, LoadError) else f"Internal: {error!r}"
-        for version, error in zip(runtimes, results, strict=True)
-        if error is not None
-    }

@@ -16,9 +16,10 @@ from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.infer.model_loads import ModelLoads
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
+from slipstream.router.infer.runtime_context import InstanceLauncher, RuntimeContext
 from slipstream.router.infer.served_version import VersionFactory, VersionKinds
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.infer.version_runtime import InstanceLauncher, RuntimeContext, VersionRuntime
+from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ControlCall
 from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
@@ -63,9 +64,12 @@ class RepositoryService:
         self._service = service
         self._explicit_loads = explicit_loads
         self.cache = cache
+        self.counts = dict(config.instances)  # which may change; for the next instances of a model
         options = DispatchOptions(config.request_retries, cache, gate_of(config))
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
-        context = RuntimeContext(launcher, service, self, options, backend_config=config.backend_config)
+        context = RuntimeContext(
+            launcher, service, self, options, backend_config=config.backend_config, counts=self.counts
+        )
         versions = VersionKinds(factories, partial(VersionRuntime, context))
         self._loads = ModelLoads(config, repository, service, versions, cache, self._files)
         self.exit_timeout_s = EXIT_TIMEOUT_S  # which requests may have to end after `close`

@@ -32,7 +32,7 @@ RESENT_BYTES = 128 * 1024  # more than waits in the process for one slow reader:
 SMALL_PART_BYTES = 32 * 1024  # for which `BUSY` is not set: the ring has room for it beside what may have to be resent
 RING_BYTES = RESENT_BYTES + SMALL_PART_BYTES
 LOG = RING + RING_BYTES
-FIRST_LOG_BYTES = 32 * 1024  # room for the log; it grows as it must
+FIRST_LOG_BYTES = 32 * 1024  # room for the log; it is doubled until it suffices
 KEPT_LOG_BYTES = 128 * 1024  # that an idle connection may go on having
 MAX_LOG_BYTES = 256 << 20  # a larger request is in memory once, and is not repeated by the next router
 
@@ -317,7 +317,7 @@ class Journal:
         end = begin + ENTRY.size + len(data)
         if end > len(self._memory):
             try:
-                self._memory.resize(max(2 * len(self._memory), end))
+                self._memory.resize(max(2 * len(self._memory) - LOG, end))  # the log has twice the room
             except OSError:  # there is no memory: the connection goes on, and ends with this process
                 self.is_spoiled = True
                 return

@@ -121,10 +121,10 @@ class World:
         outputs = [] if error else [Tensor("OUT", "INT32", (1, 1), bytes(4))]
         return InstanceResponse(outputs, error, release=release)
 
-    def finish(self, instance: str, error: str | None = None) -> None:
+    def finish(self, instance: str, error: str | None = None, lost_file: str | None = None) -> None:
         batch, requests = self.running.pop(instance)
         responses = [] if error else [self.response() for _ in requests]
-        result = Executed(batch, list(responses), error, compute_ns=2_000_000)
+        result = Executed(batch, list(responses), error, compute_ns=2_000_000, lost_file=lost_file)
         self.dispatch.executed(instance, result, self.now)
 
     def lose(self, instance: str) -> None:
@@ -222,6 +222,26 @@ def test_a_request_whose_instance_dies_is_tried_again_once() -> None:
     assert answer.error is not None
     assert answer.error.message == "Stub process 'M_0' is not healthy."
     assert answer.num_releases == 1
+
+
+def test_a_request_whose_inputs_were_not_there_is_tried_again_once() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    world.finish("M_0", "no such file", "slipstream-1")
+    assert (answer.num_ends, world.dispatch.num_open) == (0, 1)
+    world.pause()
+    assert active.attempts == 2
+    world.finish("M_0", "no such file", "slipstream-1")
+    assert (answer.num_ends, answer.num_releases, world.dispatch.num_open) == (1, 1, 0)
+
+
+def test_a_request_of_a_sequence_whose_inputs_were_not_there_fails() -> None:
+    world = World(spec_of(has_sequences=True))
+    world.dispatch.add_instance("M_0", world.now)
+    _, answer = world.submit(sequence=SequenceFlags(7, is_start=True))
+    world.finish("M_0", "no such file", "slipstream-1")
+    assert (answer.num_ends, answer.num_releases, world.dispatch.num_open) == (1, 1, 0)
 
 
 def test_a_request_that_is_to_be_tried_again_can_be_cancelled() -> None:

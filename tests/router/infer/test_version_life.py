@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.router.infer.version_life import (
+from slipstream.router.infer.lives.version_life import (
     DEATHS_UNTIL_DOWN,
     MAX_HOSTS_LOST,
     Action,

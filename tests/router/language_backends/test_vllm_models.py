@@ -74,6 +74,7 @@ def test_a_text_is_continued_as_in_the_api_of_openai(tmp_path: Path) -> None:
             "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
         ),
         ({"sampling_parameters": "{"}, {}, "'sampling_parameters' is no JSON"),
+        ({"sampling_parameters": "{" + " " * (1 << 20)}, {}, "it has 1048577 bytes; there may be 1048576"),
         ({"sampling_parameters": '{"logprobs": [1]}'}, {}, "parameter 'logprobs' cannot be read, got [1]"),
         ({"sampling_parameters": '{"logprobs": -1}'}, {}, "Invalid value for 'logprobs'"),
         ({}, {"temprature": 1}, "parameter 'temprature' is not served"),

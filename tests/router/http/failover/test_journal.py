@@ -130,6 +130,18 @@ def test_a_large_request_makes_the_memory_larger_and_rest_gives_it_back(shared: 
     assert shared.reopened().unfinished().request == b"small"
 
 
+def test_the_memory_of_a_connection_stays_for_its_next_request_of_the_same_size(shared: Shared) -> None:
+    request = bytes(2 * FIRST_LOG_BYTES)
+    sizes = set()
+    for _ in range(3):
+        shared.journal.received(request)
+        sizes.add(os.fstat(shared.fd).st_size)
+        shared.journal.rest()
+        sizes.add(os.fstat(shared.fd).st_size)
+    assert len(sizes) == 1
+    assert sizes.pop() <= LOG + KEPT_LOG_BYTES
+
+
 def test_a_request_that_is_too_large_is_not_kept(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_LOG_BYTES", 4 * KEPT_LOG_BYTES)
     for _ in range(5):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from slipstream.router.tensors.model_spec import InstanceGroup, InstanceKind
 
@@ -26,6 +26,28 @@ class PlannedInstance:
     def kind_name(self) -> str:
         """As `initialize` of a Python model gets it."""
         return KIND_NAMES[self.kind]
+
+    @property
+    def essence(self) -> PlannedInstance:
+        """Without what says how many there are beside it."""
+        return replace(self, group=replace(self.group, count=0, devices=()))
+
+
+def count_in(groups: Sequence[InstanceGroup]) -> int:
+    """Of the first group that is not passive, which is the one that `scaled` changes; 0: there is none."""
+    return next((group.count for group in groups if not group.is_passive), 0)
+
+
+def scaled(groups: Sequence[InstanceGroup], count: int) -> tuple[InstanceGroup, ...]:
+    """The same groups, with this many instances in the first one that is not passive."""
+    position = next((at for at, group in enumerate(groups) if not group.is_passive), None)
+    return tuple(replace(group, count=count) if at == position else group for at, group in enumerate(groups))
+
+
+def can_become(before: Mapping[str, PlannedInstance], after: Mapping[str, PlannedInstance]) -> bool:
+    """Whether the instances that both have are the same, so that some come and others go."""
+    common = before.keys() & after.keys()
+    return bool(after) and all(before[name].essence == after[name].essence for name in common)
 
 
 def planned_instances(groups: Sequence[InstanceGroup]) -> Iterator[PlannedInstance]:
