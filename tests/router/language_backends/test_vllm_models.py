@@ -93,7 +93,7 @@ def test_a_request_that_makes_no_sense_is_refused(
             with pytest.raises(InferenceServerException) as refused:
                 await lab.infer("chat_llm", asked("count", **inputs), parameters)
             assert text in str(refused.value)
-            assert lab.num_generations == 0
+            await until(lambda: lab.num_generations == 0)  # the router's own, by which it becomes ready, may still run
 
     asyncio.run(main())
 
