@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class InstancesStatus:
-    """`count` are wanted; `hosts` is how many serve, by host. `max` None: it stays as it is. `latest` is what the last
-    change was and why, "" if there was none."""
+    """`count` are wanted; it `is_changing` until these serve and all others are gone. `hosts` is how many serve, by
+    host. `max` None: the number does not follow the demand. `latest` is what the last change was and why, "" if there
+    was none."""
 
     model: str
     version: str
@@ -17,4 +18,5 @@ class InstancesStatus:
     hosts: Mapping[str, int]
     min: int | None = None
     max: int | None = None
+    is_changing: bool = False
     latest: str = ""

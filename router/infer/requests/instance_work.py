@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slipstream.router.batching.scheduler import Batch
+from slipstream.router.batching.scheduler import RequestBatch
 from slipstream.router.infer.requests.active_request import ActiveRequest
 
 
@@ -13,7 +13,7 @@ class RunningBatch:
     """`numbers` are those of its places, with or without a request."""
 
     number: int
-    batch: Batch
+    batch: RequestBatch
     numbers: list[int]
     started_s: float
 

@@ -74,10 +74,12 @@ class InstanceScaling:
             if runtime.instances is None or model not in ("", name):
                 continue
             config = self._counts.get(name)
-            status = InstancesStatus(name, runtime.version, runtime.instances.count, dict(runtime.instances.hosts))
+            instances, version = runtime.instances, (name, runtime.version)
+            status = InstancesStatus(name, runtime.version, instances.count, dict(instances.hosts))
+            status = replace(status, is_changing=instances.is_changing or version in self._changes)
             if config is not None and config.is_elastic:
                 status = replace(status, min=config.min, max=config.max)
-            found.append(replace(status, latest=latest.get((name, runtime.version), "")))
+            found.append(replace(status, latest=latest.get(version, "")))
         return found
 
     def _elastic(self) -> Iterator[tuple[str, ServedVersion]]:
@@ -118,7 +120,9 @@ class InstanceScaling:
             await runtime.instances.set_count(decision.after)
         except LoadError as error:
             log.warning("model %r version %s stays at %d instances: %s", model, version, decision.before, error.cause)
-            self._scaler.failed(decision.version, asyncio.get_running_loop().time())
+            now, cause = asyncio.get_running_loop().time(), error.cause.partition("\n")[0]
+            self.decisions.append(ScaleDecision(decision.version, decision.after, decision.before, cause, now))
+            self._scaler.failed(decision.version, now)
 
 
 def in_words(decision: ScaleDecision, now: float) -> str:
