@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from slipstream.router.infer.requests.statistics_recorder import StatisticsRecor
 from slipstream.router.infer.served_version import ServedVersion, VersionFactory
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.infer.version_works import can_go_on, causes_of_failures, works_of
+from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.known_ensembles import KnownEnsembles
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
@@ -31,10 +32,17 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class LoadPass:
     """Loads that were asked for together: each model is loaded once. `ended` has what came of them, None for success.
-    `changed` are models that serve other versions than before."""
+    `changed` are models that serve other versions than before. `slots` bound how many load at a time; None: nothing
+    does. Language models need none: they wait for workers, or for each other."""
 
+    slots: asyncio.Semaphore | None = None
     ended: dict[str, InferError | RepositoryError | None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
+
+    def slot_of(self, draft: ModelDraft) -> AbstractAsyncContextManager[None]:
+        if self.slots is None or draft.backend in LANGUAGE_BACKENDS:
+            return nullcontext()
+        return self.slots
 
 
 class ModelLoads:
@@ -76,10 +84,10 @@ class ModelLoads:
             await self.load_in(loads, model, config_json, files)
 
     @asynccontextmanager
-    async def one_pass(self) -> AsyncIterator[LoadPass]:
+    async def one_pass(self, slots: asyncio.Semaphore | None = None) -> AsyncIterator[LoadPass]:
         """Loads within it count as asked for together. At its end, ensembles of models that have changed are loaded
         again."""
-        loads = LoadPass()
+        loads = LoadPass(slots)
         try:
             yield loads
         finally:
@@ -238,7 +246,8 @@ class ModelLoads:
         runtimes = {version: self._new_runtime(draft, version) for version in draft.versions if version not in kept}
         self.running.update(runtimes.values())
         try:
-            causes = await causes_of_failures(works_of(draft, runtimes, kept))
+            async with loads.slot_of(draft):
+                causes = await causes_of_failures(works_of(draft, runtimes, kept))
         except asyncio.CancelledError:
             for runtime in runtimes.values():
                 runtime.unload()

@@ -113,13 +113,11 @@ class RepositoryService:
         names = models_at_start(config.control_mode, self._names, config.load_models)
         asked = await self._asked_before()
         names = [name for name in dict.fromkeys((*names, *asked)) if asked.get(name, AS_IT_IS) is not None]
-        slots = asyncio.Semaphore(config.load_threads)
-        async with self._loads.one_pass() as loads:
+        async with self._loads.one_pass(asyncio.Semaphore(config.load_threads)) as loads:
 
             async def load(name: str) -> None:
                 own = asked.get(name) or AS_IT_IS
-                async with slots:
-                    await self._loads.load_in(loads, name, own.config_json, own.files)
+                await self._loads.load_in(loads, name, own.config_json, own.files)
 
             return await asyncio.gather(*map(load, names), return_exceptions=True)
 

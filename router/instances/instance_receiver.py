@@ -16,7 +16,7 @@ from slipstream.router.instances.messages import (
     Completed,
     ControlCall,
     Executed,
-    Failed,
+    InstanceFailed,
     InstanceMessage,
     InstanceResponse,
     LogLine,
@@ -122,7 +122,7 @@ class InstanceReceiver:
                 owner.completed(message.config)
             case Ready():
                 owner.ready()
-            case Failed():
+            case InstanceFailed():
                 owner.failed(message.error, known_code(message.code))
 
     def _responded(self, message: Responded) -> None:

@@ -145,7 +145,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class InstanceFailed:
     """Import, completion or initialisation failed, with this text and code of Triton's."""
 
     error: str
@@ -177,7 +177,7 @@ InstanceMessage = (
     | LogLine
     | Completed
     | Ready
-    | Failed
+    | InstanceFailed
     | CallCancelled
     | MetricsChanged
     | Released

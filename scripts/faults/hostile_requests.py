@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.tensor_faults.hostile_run import run_hostile
+from tests.support.hostile.hostile_run import run_hostile
 
 
 def main() -> int:

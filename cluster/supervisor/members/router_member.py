@@ -145,8 +145,10 @@ class RouterMember:
         if standby is not None:
             with contextlib.suppress(RayError):  # it has died, too
                 return await self._warm_up(standby)
+        # What the first router had reserved, others may have by the time that one which waited has served and died.
+        resources = {"CPU": ROUTER_CPUS} if standby is None else {}
         # Soft affinity: if the driver's node offers no CPUs, the router goes elsewhere.
-        await self._warm_up(self._start({"CPU": ROUTER_CPUS}, NodeAffinitySchedulingStrategy(self._node_id, soft=True)))
+        await self._warm_up(self._start(resources, NodeAffinitySchedulingStrategy(self._node_id, soft=True)))
 
     async def _warm_up(self, actor: Any) -> None:
         self._actor = actor

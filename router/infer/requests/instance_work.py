@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.router.batching.scheduler import Batch
+from slipstream.router.batching.scheduler import RequestBatch
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.instances.instance_messages import known_code
 from slipstream.router.instances.messages import InstanceResponse
@@ -17,7 +17,7 @@ class RunningBatch:
     """`numbers` are those of its places, with or without a request."""
 
     number: int
-    batch: Batch
+    batch: RequestBatch
     numbers: list[int]
     started_s: float
 

@@ -4,7 +4,7 @@
                  ^                    |
                  +---- retry ---------+ the instance is lost
 
-It has no clock and no I/O: every call gets the time (`time.monotonic`), and an `Executor` carries out its commands.
+It has no clock and no I/O: every call gets the time (`time.monotonic`), and `InstanceCommands` carry out its commands.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.router.batching.responses.response_cache import ResponseCache
-from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
+from slipstream.router.batching.scheduler import BatchScheduler, RefusedRequest, RequestBatch
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.implicit_states import ImplicitStates
@@ -31,7 +31,7 @@ from slipstream.router.tensors.model_spec import ModelSpec
 RETRY_PAUSE_S = 0.05  # in which all connections to a dead host are noticed, so that a retry does not meet another one
 
 
-class Executor(Protocol):
+class InstanceCommands(Protocol):
     """Commands to instances, by name."""
 
     def execute(self, instance: str, batch: int, requests: Sequence[ExecuteRequest]) -> None: ...
@@ -54,8 +54,8 @@ class VersionDispatch:
     def __init__(
         self,
         spec: ModelSpec,
-        scheduler: Scheduler,
-        executor: Executor,
+        scheduler: BatchScheduler,
+        executor: InstanceCommands,
         recorder: StatisticsRecorder,
         options: DispatchOptions,
     ) -> None:
@@ -248,7 +248,7 @@ class VersionDispatch:
             self._scheduler.cancel(active, now)
             self._leave(active, error, now)
 
-    def _execute(self, work: InstanceWork, batch: Batch, now: float) -> None:
+    def _execute(self, work: InstanceWork, batch: RequestBatch, now: float) -> None:
         self._last_batch += 1
         del self._free[work.name]
         numbers, requests = [], []
@@ -344,7 +344,7 @@ class VersionDispatch:
     def _sequence_of(self, active: ActiveRequest) -> SequenceFlags | None:
         return active.request.sequence if self._spec.sequence_batching is not None else None
 
-    def _reject(self, rejected: Sequence[Rejected], now: float) -> None:
+    def _reject(self, rejected: Sequence[RefusedRequest], now: float) -> None:
         for one in rejected:
             active = one.request
             assert isinstance(active, ActiveRequest)

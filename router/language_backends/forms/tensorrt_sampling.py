@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from slipstream.router.api.openai.body.sampling import SEED_MASK
 from slipstream.router.language_backends.forms.request_values import RequestValues
-from slipstream.router.language_backends.settings.sampling_parameters import sampling_fields
+from slipstream.router.language_backends.settings.sampling_parameters import json_object, sampling_fields
 from slipstream.router.tensors.infer_error import InferError
 
 NEVER = 2**31  # token ids from here on, and negative ones, end nothing
@@ -96,13 +94,7 @@ def sampling_config(values: RequestValues, row: int) -> dict[str, Any]:
     given = values.one("sampling_config", row)
     if not isinstance(given, bytes) or not given:
         return {}
-    try:
-        fields = orjson.loads(given)
-    except orjson.JSONDecodeError as error:
-        raise InferError(f"'sampling_config' is no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InferError("'sampling_config' is no JSON object")
-    return sampling_fields(fields)
+    return sampling_fields(json_object("sampling_config", given))
 
 
 def logit_bias(values: RequestValues, row: int) -> dict[str, float]:

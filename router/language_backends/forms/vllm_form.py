@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.language_backends.forms.completed_tensors import add_missing, tensor_config
 from slipstream.router.language_backends.forms.request_values import RequestValues
 from slipstream.router.language_backends.forms.vllm_answer import VllmAnswer
 from slipstream.router.language_backends.generation.tensor_generation import RowRequest, TensorGeneration
-from slipstream.router.language_backends.settings.sampling_parameters import boolean, sampling_fields
+from slipstream.router.language_backends.settings.sampling_parameters import boolean, json_object, sampling_fields
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.model_spec import ModelSpec
 
@@ -92,12 +90,7 @@ class VllmForm:
         """As the client and the configuration have them. Raises InferError."""
         given: Any = {name: value for name, value in active.request.parameters.items() if name not in FLAGS}
         if values.one("sampling_parameters", row):
-            try:
-                given = orjson.loads(values.text("sampling_parameters", row))
-            except orjson.JSONDecodeError as error:
-                raise InferError(f"'sampling_parameters' is no JSON: {error}") from None
-            if not isinstance(given, dict):
-                raise InferError("'sampling_parameters' is no JSON object")
+            given = json_object("sampling_parameters", values.text("sampling_parameters", row))
         return {**self._defaults, **given}
 
 

@@ -29,6 +29,14 @@ class TritonPythonModel:
         time.sleep(value.ravel()[0] / 1000)
         return [response(np.full(value.shape, os.getpid()))]
 """
+NUMBER = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.number = int(args["model_instance_name"].rpartition("_")[2])
+
+    def execute(self, requests):
+        return [response(np.full((1, 1), self.number)) for _ in requests]
+"""
 SEQUENCE = "max_batch_size: 1 sequence_batching { max_sequence_idle_microseconds: 60000000 }"
 
 
@@ -83,17 +91,16 @@ async def test_a_reload_whose_further_instances_fail_leaves_it_as_it_was(tmp_pat
 
 @in_loop
 async def test_a_sequence_keeps_an_instance_that_is_to_go_until_its_end(tmp_path: Path) -> None:
-    async with repository_lab(tmp_path, {"m": (configured(2, SEQUENCE), PID)}) as lab:
-        first = await lab.in_sequence("m", 1, 0, start=True)
-        second = await lab.in_sequence("m", 2, 0, start=True)
-        assert first != second
+    async with repository_lab(tmp_path, {"m": (configured(2, SEQUENCE), NUMBER)}) as lab:
+        at = {await lab.in_sequence("m", name, 0, start=True): name for name in (1, 2)}
+        stays, leaves = at[0], at[1]
         await instances_of(lab).set_count(1)
-        assert await lab.in_sequence("m", 2, 0) == second
+        assert await lab.in_sequence("m", leaves, 0) == 1
         third = asyncio.create_task(lab.in_sequence("m", 3, 0, start=True, end=True))
-        assert await lab.in_sequence("m", 2, 0, end=True) == second  # its slot is not for the third one
+        assert await lab.in_sequence("m", leaves, 0, end=True) == 1  # its slot is not for the third one
         await until(lambda: lab.port.ledger.num_launches == 1)
-        assert await lab.in_sequence("m", 1, 0, end=True) == first
-        assert await third == first
+        assert await lab.in_sequence("m", stays, 0, end=True) == 0
+        assert await third == 0
 
 
 @in_loop

@@ -194,6 +194,12 @@ def test_words_end_an_output_and_ends_can_be_ignored(tmp_path: Path) -> None:
                 InferenceServerException, match=r"'input_lengths' is \d+, and 'input_ids' has \d+ tokens"
             ):
                 await output_of(input_lengths=np.array([[2**30]], np.int32))
+            with pytest.raises(InferenceServerException, match="'request_output_len' must be at least 1, got -1"):
+                await output_of(request_output_len=np.array([[-1]], np.int32))
+            with pytest.raises(InferenceServerException, match="'input_ids' must have token ids of at least 0, got -5"):
+                await output_of(input_ids=np.array([[1] * (len(prompt) - 1) + [-5]], np.int32))
+            with pytest.raises(InferenceServerException, match="'input_ids' has no tokens"):
+                await output_of(input_lengths=np.array([[0]], np.int32))
             with pytest.raises(InferenceServerException, match="'max_beam_width' is 1"):
                 await output_of(beam_width=np.array([[4]], np.int32))
 

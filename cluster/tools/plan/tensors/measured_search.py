@@ -118,6 +118,8 @@ class MeasuredSearch:
             if point.requests_s < before.requests_s * (1 + GAIN):
                 break
             before = point
+        if trial.is_within and not trial.keeps_limit(before) and concurrency > 2:  # between the last two
+            trial.points.append(await self._point(concurrency * 3 // 4))
         concurrency = first.concurrency
         while not trial.is_within and concurrency > 1:
             concurrency //= 2

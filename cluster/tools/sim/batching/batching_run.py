@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from slipstream.router.batching.scheduler import Batch, QueuedRequest
+from slipstream.router.batching.scheduler import QueuedRequest, RequestBatch
 from slipstream.router.batching.scheduler_choice import scheduler_of
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, SequenceFlags
 from slipstream.router.tensors.model_spec import ModelSpec
 
 EventKind = Literal["arrival", "executed", "timer"]
-Execution = tuple[str, Batch]  # at an instance
+Execution = tuple[str, RequestBatch]  # at an instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class BatchingRun:
         except InferError:
             self._outcome.num_refused += 1
 
-    def _executed(self, instance: str, batch: Batch, now: float) -> None:
+    def _executed(self, instance: str, batch: RequestBatch, now: float) -> None:
         self._free[instance] = None
         self._schedulers[instance].executed(batch, instance, now)
         for request in batch.requests:
@@ -165,7 +165,7 @@ class BatchingRun:
             if next_s is not None:
                 self._add_event(max(next_s, now), "timer")
 
-    def _execute(self, instance: str, batch: Batch, now: float) -> None:
+    def _execute(self, instance: str, batch: RequestBatch, now: float) -> None:
         del self._free[instance]
         num_rows = sum(request.batch_size for request in batch.requests)
         duration_s = self._time.of(num_rows) / self._speeds[instance]

@@ -261,6 +261,18 @@ async def test_other_names_are_those_of_language_models() -> None:
 
 
 @in_loop
+async def test_a_number_that_an_input_cannot_take_is_the_clients_fault() -> None:
+    models = FakeTensorService()
+    seed = TensorSpec("seed", "INT32", (1,), is_optional=True)
+    models.add(tensor_model("rag", [QUERY, seed], [RESPONSE], 8, is_decoupled=True), words)
+    async with endpoint_site(models, EndpointsConfig(chat={"rag": ChatEndpoint()})) as site:
+        status, error = await site.error(
+            "/v1/chat/completions", {"model": "rag", "messages": HELLO, "seed": 1 << 40, "stream": True}
+        )
+        assert (status, error["param"], models.submitted) == (400, "seed", [])
+
+
+@in_loop
 async def test_what_a_language_model_behind_it_has_used_is_charged_to_the_key(tmp_path: Path) -> None:
     models, config = rag()
 

@@ -286,7 +286,11 @@ def test_all_widths_of_samples_are_read(samples: np.ndarray, bits: int, tag: int
     [
         ({}, "file", "Missing required parameter: 'file'."),
         ({"file": b"noise"}, "file", "'file' is no audio that can be read"),
-        ({"file": b"\x1aE\xdf\xa3 video"}, "file", "'file' is webm, which cannot be read; wav, flac, ogg and mp3 can"),
+        (
+            {"file": b"\x1aE\xdf\xa3 video"},
+            "file",
+            "'file' is webm, which cannot be read; wav, flac, ogg and mp3 can (Form",
+        ),
         ({"file": b"RIFF\0\0\0\0WAVEdata\0\0\0\0"}, "file", "'file' is WAVE without a format or without data."),
         ({"file": wav(tone(0))}, "file", "'file' has no samples."),
         ({"file": wav(tone(3))}, "file", "'file' is longer than 2 s."),

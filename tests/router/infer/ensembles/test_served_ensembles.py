@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.router.infer.ensembles import ensemble_request
 from slipstream.router.infer.ensembles.ensemble_request import EnsembleRequest
-from slipstream.router.infer.ensembles.ensemble_run import EnsembleRun, StepRun
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleRun, EnsembleStepRun
 from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.observability.explain.explain_infer import infer_explanation, infer_text
 from slipstream.router.tensor_memory.shared_file import memory_id
@@ -196,7 +196,9 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path
             await lab.infer("two", 1)
             with pytest.raises(InferError):
                 await lab.infer("two", 12)
-            left = [each for each in gc.get_objects() if isinstance(each, EnsembleRun | EnsembleRequest | StepRun)]
+            left = [
+                each for each in gc.get_objects() if isinstance(each, EnsembleRun | EnsembleRequest | EnsembleStepRun)
+            ]
         finally:
             gc.enable()
         assert left == []

@@ -10,8 +10,8 @@ from slipstream.workers.backends.python.instance.failure_text import InstanceErr
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.shared_files import lost_file
 from slipstream.workers.backends.python.instance.open_requests import RequestChannel
-from slipstream.workers.backends.python.instance.wire.frames import Message
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.instance.wire.tensor_reader import read_tensors
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter, quote
 from slipstream.workers.backends.python.model_api.infer_request import RELEASE_ALL, InferenceRequest
@@ -46,7 +46,7 @@ class BatchExecutor:
         self._run_coroutine = run_coroutine
         self.opened: dict[int, RequestChannel] = {}
 
-    def execute(self, message: Message, link: RouterLink) -> None:
+    def execute(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         """Executes a batch and sends `executed`."""
         begun = perf_counter_ns()
         head = message.head
@@ -101,7 +101,7 @@ class BatchExecutor:
         self,
         fields: dict[str, Any],
         payload: bytearray,
-        link: RouterLink,
+        link: InstanceRouterLink,
         requests: list[InferenceRequest],
         channels: list[RequestChannel],
     ) -> None:

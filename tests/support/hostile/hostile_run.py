@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,20 @@ import psutil
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.e2e.serving_cluster import ROOT, ServingCluster
+from tests.support.hostile.audio_requests import of_audio
+from tests.support.hostile.endpoint_requests import of_embeddings, of_images, of_rerank
+from tests.support.hostile.hostile_request import MIB, TRITON, HostileRequest
+from tests.support.hostile.language_requests import of_texts, of_tokens, streamed_requests
+from tests.support.hostile.repository_requests import of_ensembles, of_loads
 from tests.support.tensor_faults.faulted_graphs import ONE_INSTANCE, TOKENS, write_graphs
 from tests.support.tensor_faults.faulted_models import HEAD
 from tests.support.tensor_faults.graph_load import tell
 from tests.support.tensor_faults.grpc_client import GrpcTensorClient
-from tests.support.tensor_faults.hostile_requests import (
-    MIB,
-    TRITON,
-    HostileRequest,
-    hostile_requests,
-    streamed_requests,
-)
 from tests.support.tensor_faults.http_client import HttpTensorClient
 from tests.support.tensor_faults.tensor_call import Refused
 from tests.support.tensor_faults.tensor_faults import addresses
 
+KINDS = (of_texts, of_tokens, of_ensembles, of_embeddings, of_rerank, of_images, of_audio, of_loads)
 SERVED = ("three", "told", "split", "linear", "encoder", "keypad", "noise", "tokens")
 ANSWER_S = 30.0  # within which the answer has to be there
 STALL_S = 3.0  # for which others may have to wait, on a machine that does other things as well
@@ -129,7 +129,7 @@ async def _ask_all(serving: ServingCluster, outcome: HostileOutcome, wanted: str
     (pid,) = serving.pids("router")
     beside = Beside(HttpTensorClient(*addresses(serving)[0]), psutil.Process(pid))
     before = await tell(HttpTensorClient(*addresses(serving)[0]), 1)
-    for request in hostile_requests():
+    for request in chain.from_iterable(kind() for kind in KINDS):
         if wanted in request.name:
             ask = partial(_asked, HttpTensorClient(*addresses(serving)[0]), request)
             await _ask(request.name, request.allowed, ask, beside, outcome, say)
