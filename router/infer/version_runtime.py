@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import orjson
 
-from slipstream.router.infer.lives.instance_change import InstanceChange
-from slipstream.router.infer.lives.instance_plan import PlannedInstance, can_become, count_in, planned_instances, scaled
+from slipstream.router.infer.lives.instance_groups import InstanceGroups
 from slipstream.router.infer.lives.instance_start import initialize_of, start_of
 from slipstream.router.infer.lives.version_life import Action, Do, ProcessEnd, VersionLife
 from slipstream.router.infer.model_instance import ModelInstance, unhealthy
@@ -33,7 +32,7 @@ from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest
-from slipstream.router.tensors.model_spec import InstanceGroup, ModelPhase, ModelSpec
+from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +54,7 @@ class VersionRuntime:
         self._context = context
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._groups: tuple[InstanceGroup, ...] = ()
-        self._plan: dict[str, PlannedInstance] = {}
-        self._change: InstanceChange | None = None
-        self._changing = asyncio.Lock()
+        self._groups = InstanceGroups(context.counts)
         self._completed: Json | None = None
         self._life = VersionLife((), completes=False)
         self._instances: dict[str, ModelInstance] = {}
@@ -97,9 +93,8 @@ class VersionRuntime:
         follows, as it does after `unload`."""
         draft = self.draft
         try:
-            self._groups = self._first_groups(draft)
-            self._plan = plan_of(self._groups)
-            self._life = VersionLife(list(self._plan), completes=draft.is_completed_by_model)
+            self._groups.begin(draft)
+            self._life = VersionLife(list(self._groups.plan), completes=draft.is_completed_by_model)
             if not draft.is_completed_by_model:
                 await self._accept(None)
         except LoadError as error:
@@ -114,7 +109,7 @@ class VersionRuntime:
 
     @property
     def count(self) -> int:
-        return count_in(self._groups)
+        return self._groups.count
 
     @property
     def hosts(self) -> Mapping[str, int]:
@@ -122,24 +117,24 @@ class VersionRuntime:
 
     @property
     def is_changing(self) -> bool:
-        return self._change is not None or self._life.is_changing
+        return self._groups.is_changing or self._life.is_changing
 
     @property
     def busy_s(self) -> float:
         return self.runner.busy_s
 
     def can_follow(self, draft: ModelDraft) -> bool:
-        return can_become(self._plan, plan_of(self._first_groups(draft)))
+        return self._groups.can_become(draft)
 
     async def follow(self, draft: ModelDraft) -> None:
         if draft.instance_groups != self.draft.instance_groups:
             spec = await asyncio.to_thread(draft.complete, self.version, self._completed)
-            await self._resize(self._first_groups(draft))
+            await self._groups.change(self._groups.of(draft), self._resize)
             self.spec = spec
         self.draft = draft
 
     async def set_count(self, count: int) -> None:
-        await self._resize(scaled(self._groups, count))
+        await self._groups.set_count(count, self._resize)
 
     def spread(self) -> None:
         hosts = self._context.launcher.host_names
@@ -150,28 +145,11 @@ class VersionRuntime:
                 log.info("instance %s of model %r moves from host %s", found.name, self.draft.name, found.host)
                 self._perform(self._life.move(found.name))
 
-    def _first_groups(self, draft: ModelDraft) -> tuple[InstanceGroup, ...]:
+    def _resize(self, names: Sequence[str]) -> None:
         """Raises LoadError."""
-        groups, counts = draft.instance_groups, self._context.counts.get(draft.name)
-        return groups if counts is None else scaled(groups, counts.first_count(count_in(groups)))
-
-    async def _resize(self, groups: tuple[InstanceGroup, ...]) -> None:
-        """Returns once all serve. Raises LoadError; then it is as before."""
-        async with self._changing:
-            if self._life.phase is not ModelPhase.READY:
-                raise LoadError(f"version {self.version} of model '{self.draft.name}' does not serve")
-            before, plan = (self._groups, self._plan), plan_of(groups)
-            change = self._change = InstanceChange(plan.keys() - self._plan.keys())
-            self._groups, self._plan = groups, plan
-            self._perform(self._life.resize(list(plan)))
-            try:
-                await change.done
-            except (LoadError, asyncio.CancelledError):
-                self._groups, self._plan = before
-                self._perform(self._life.resize(list(self._plan)))
-                raise
-            finally:
-                self._change = None
+        if self._life.phase is not ModelPhase.READY:
+            raise LoadError(f"version {self.version} of model '{self.draft.name}' does not serve")
+        self._perform(self._life.resize(names))
 
     def submit(self, active: ActiveRequest) -> None:
         """Queues a request that has been checked. Raises InferError."""
@@ -186,7 +164,7 @@ class VersionRuntime:
             name = f"'{self.draft.name}' version {self.version}"
             message = f"Request for unknown model: {name} is not at ready state"
             return InferError(message, InferErrorCode.UNAVAILABLE)
-        return unhealthy(next(iter(self._plan))) if self._life.is_down else None
+        return unhealthy(next(iter(self._groups.plan))) if self._life.is_down else None
 
     def unload(self) -> None:
         """Lets requests end, then stops the instances."""
@@ -225,16 +203,15 @@ class VersionRuntime:
 
     def instance_failed(self, name: str, cause: str) -> None:
         self._perform(self._life.failed(name, cause))
-        if self._change is not None:
-            self._change.failed(name, cause)
+        self._groups.failed(name, cause)
 
     def instance_ended(self, name: str, end: ProcessEnd) -> None:
         launch, gate = self._instances.pop(name).link.start.launch, self._context.options.gate
         if gate is not None:
             gate.remove(launch)
         self._perform(self._life.ended(name, end, self._loop.time()))
-        if self._change is not None and not end.is_host_lost:
-            self._change.failed(name, end.reason)
+        if not end.is_host_lost:
+            self._groups.failed(name, end.reason)
         if self._life.is_down:
             self.runner.fail_all(unhealthy(name))
 
@@ -301,7 +278,7 @@ class VersionRuntime:
             case Do.COMPLETE:
                 self._instances[name].link.complete_config(orjson.dumps(self.draft.config_to_complete()))
             case Do.INITIALIZE:
-                initialize = initialize_of(self.spec, self.version, self._plan[name])
+                initialize = initialize_of(self.spec, self.version, self._groups.plan[name])
                 self._instances[name].link.initialize(initialize)
             case Do.WARM:
                 self._instances[name].warm_up(self._warm_up)
@@ -323,13 +300,13 @@ class VersionRuntime:
 
     def _start(self, name: str) -> None:
         settings = self._context.settings_of(self.draft.backend)
-        start = start_of(self.draft, self.version, self._plan[name], settings)
+        start = start_of(self.draft, self.version, self._groups.plan[name], settings)
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))
 
     def _enter_gate(self, name: str) -> InferError | None:
         """Returns why it may not execute."""
-        gate, planned = self._context.options.gate, self._plan[name]
+        gate, planned = self._context.options.gate, self._groups.plan[name]
         if gate is not None:
             try:
                 gate.add(self._instances[name].link.start.launch, planned.group, planned.device, self._turn_soon)
@@ -345,25 +322,19 @@ class VersionRuntime:
         instance = self._instances[name]
         instance.results = self.runner
         self.runner.add_instance(name, instance.link, instance.link.start.launch)
-        if self._change is not None:
-            self._change.served(name)
+        self._groups.served(name)
         self._loop.call_soon(self.spread)
 
     def _end(self) -> None:
         """All instances are gone."""
         if self._is_complete:
-            self.runner.fail_all(unhealthy(next(iter(self._plan), self.draft.name)))
+            self.runner.fail_all(unhealthy(next(iter(self._groups.plan), self.draft.name)))
             self.runner.close()
         self._fail_load()
-        if self._change is not None:
-            self._change.give_up("it was unloaded")
+        self._groups.give_up("it was unloaded")
         self._has_ended.set()
         self._on_end(self)
 
     def _fail_load(self) -> None:
         if not self._loaded.done():
             self._loaded.set_exception(LoadError(self._life.reason))
-
-
-def plan_of(groups: Sequence[InstanceGroup]) -> dict[str, PlannedInstance]:
-    return {one.name: one for one in planned_instances(groups)}

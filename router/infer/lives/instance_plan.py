@@ -60,3 +60,8 @@ def planned_instances(groups: Sequence[InstanceGroup]) -> Iterator[PlannedInstan
             for device in group.devices or (0,):
                 is_first = not group.devices or device == group.devices[0]
                 yield PlannedInstance(name if is_first else f"{name}_gpu{device}", group, device)
+
+
+def plan_of(groups: Sequence[InstanceGroup]) -> dict[str, PlannedInstance]:
+    """By name."""
+    return {one.name: one for one in planned_instances(groups)}

@@ -18,14 +18,13 @@ from slipstream.router.batching.scheduler import BatchScheduler, RefusedRequest,
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.implicit_states import ImplicitStates
-from slipstream.router.infer.requests.instance_work import InstanceWork, RunningBatch
+from slipstream.router.infer.requests.instance_work import InstanceWork, RunningBatch, failure_of, release_all
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
 from slipstream.router.infer.requests.request_record import Execution
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder
-from slipstream.router.instances.instance_messages import known_code
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
-from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import SequenceFlags
 from slipstream.router.tensors.model_spec import ModelSpec
 
@@ -356,18 +355,3 @@ class VersionDispatch:
         self._waiting.pop(active, None)
         self._answers.fail(active, error, now)
         active.release_inputs()
-
-
-def failure_of(instance: str, text: str, code: str | None) -> InferError:
-    """`code` None: the text is what Python code has raised."""
-    if code is not None:
-        return InferError(text, known_code(code), FailureReason.BACKEND)
-    text = f"Failed to process the request(s) for model '{instance}', message: {text}"
-    return InferError(text, InferErrorCode.INTERNAL, FailureReason.BACKEND)
-
-
-def release_all(responses: Sequence[InstanceResponse | None]) -> None:
-    """Gives the memory of responses back that no request waits for."""
-    for response in responses:
-        if response is not None and response.release is not None:
-            response.release()

@@ -54,12 +54,13 @@ class Needs:
     paused_until_s: float = 0.0
 
     def add(self, need: Need, keep_s: float) -> None:
+        """Of the looks before the last `keep_s` one is kept, which shows that these were seen from their beginning."""
         self.looks.append(need)
-        while need.at_s - self.looks[0].at_s > keep_s:
+        while len(self.looks) > 1 and need.at_s - self.looks[1].at_s >= keep_s:
             self.looks.popleft()
 
     def spans(self, seconds: float) -> bool:
-        return bool(self.looks) and self.looks[-1].at_s - self.looks[0].at_s >= seconds * 0.9  # looks are never exact
+        return bool(self.looks) and self.looks[-1].at_s - self.looks[0].at_s >= seconds
 
     def least(self, seconds: float) -> int:
         """What was needed at each look of the last `seconds`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ class World:
     bounds: dict[str, InstanceCountsConfig] = field(default_factory=lambda: {"a": BOUNDS})
     budget: int | None = None
     counts: dict[VersionKey, int] = field(default_factory=lambda: {A: 1})
+    look_every_s: float = 1.0
     now: float = 0.0
     decisions: list[ScaleDecision] = field(default_factory=list)
 
@@ -34,7 +36,7 @@ class World:
         self.scaler = InstanceScaler(self.bounds, self.budget)
 
     def look(self, loads: dict[VersionKey, float]) -> None:
-        self.now += 1.0
+        self.now += self.look_every_s
         counts = self.counts
         demands = {
             version: InstanceDemand(counts[version], min(load, counts[version]), int(load > counts[version]))
@@ -77,6 +79,20 @@ def test_it_shrinks_only_when_fewer_have_been_enough_for_long() -> None:
     assert world.counts[A] == 6
     world.run(15, a=1.0)
     assert world.counts[A] == 2
+
+
+@pytest.mark.parametrize("look_every_s", [0.3, 0.999, 1.001, 2.7])
+@pytest.mark.parametrize("shrink_after_s", [1.0, 3.0, 8.0])
+def test_it_does_not_matter_when_exactly_it_looks(look_every_s: float, shrink_after_s: float) -> None:
+    bounds = InstanceCountsConfig(min=1, max=8, shrink_after_s=shrink_after_s)
+    world = World(bounds={"a": bounds}, counts={A: 3}, look_every_s=look_every_s)
+    while world.counts[A] == 3:
+        world.run(1, a=0.0)
+    assert shrink_after_s <= world.now - look_every_s < shrink_after_s + look_every_s + 1e-6
+    begun_s = world.now
+    while world.counts[A] == 1:
+        world.run(1, a=5.0)
+    assert world.now - begun_s < 3.0 + 2 * look_every_s
 
 
 def test_requests_that_wait_for_company_do_not_let_it_grow() -> None:
