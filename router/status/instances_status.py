@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class InstancesStatus:
-    """`count` are wanted; it `is_changing` until these serve and all others are gone. `hosts` is how many serve, by
-    host. `max` None: the number does not follow the demand. `latest` is what the last change was and why, "" if there
-    was none."""
+    """`count` are wanted; it `is_changing` until these serve and others are gone. `hosts` is how many serve, by host.
+    `max` None: the number does not follow the demand. `latest` is what the last change was and why, "" if there was
+    none."""
 
     model: str
     version: str
