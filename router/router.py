@@ -17,6 +17,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
@@ -38,6 +39,7 @@ from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.repository_status import LOADING, repository_status
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
@@ -187,6 +189,15 @@ class Router:
         """How the versions of a model of the repository do; None if there is no such model."""
         return None if self.tensors is None else self.tensors.service.versions_status(model)
 
+    def set_instance_counts(self, model: str, config: InstanceCountsConfig) -> None:
+        """How many instances a model of the repository has from now on."""
+        if self.tensors is not None:
+            self.tensors.scaling.set_counts(model, config)
+
+    def instances_status(self, model: str) -> list[InstancesStatus]:
+        """How many instances the versions of a model of the repository have."""
+        return [] if self.tensors is None else self.tensors.scaling.status(model)
+
     async def serve_until(self, stopped: Awaitable[T]) -> T:
         """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""
         waiting, loading = asyncio.ensure_future(stopped), asyncio.ensure_future(self.wait_loaded())
@@ -215,7 +226,13 @@ class Router:
         assert self.tensors is not None
         repository = self.tensors.repository
         is_ready, ledger = repository.is_server_ready(), self.tensors.ledger
-        return repository_status(repository.index(), repository.failures, is_ready=is_ready, ledger=ledger)
+        return repository_status(
+            repository.index(),
+            repository.failures,
+            is_ready=is_ready,
+            ledger=ledger,
+            instances=self.tensors.scaling.status(),
+        )
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""

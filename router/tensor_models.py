@@ -24,6 +24,7 @@ from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
 from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
+from slipstream.router.infer.scaling.instance_scaling import InstanceScaling
 from slipstream.router.infer.served_version import VersionFactory
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
@@ -84,6 +85,7 @@ class TensorModels:
         self.service = TensorService(config.versions)
         self.server: KServeServer
         self.repository: RepositoryService
+        self.scaling: InstanceScaling
         self.port: InstancePort
         self.metrics_page: TensorMetricsPage
         self.pool: RegionPool
@@ -101,7 +103,9 @@ class TensorModels:
         sockets = listening_at(self._instance_host, config.instance_port, BACKLOG)
         cleanup.callback(close_all, sockets)
         unix_path = "" if self._instances_path is None else str(self._instances_path)
-        self.port = InstancePort(InstancePortConfig(self._token, unix_path), pool, self, sockets)
+        self.port = InstancePort(
+            InstancePortConfig(self._token, unix_path, num_hosts=config.hosts), pool, self, sockets
+        )
         await self.port.start()
         cleanup.push_async_callback(self.port.stop)
         models = ModelRepository(config.paths, options_of(config))
@@ -115,6 +119,8 @@ class TensorModels:
         }
         self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories, cache)
         cleanup.push_async_callback(self.repository.close)
+        self.scaling = InstanceScaling(self.service, self.repository.counts, config.max_instances)
+        cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self.scaling.run()))
         self.server = KServeServer(
             self.service,
             self.repository,
@@ -179,7 +185,11 @@ class TensorModels:
         await asyncio.gather(*drains)
 
     def hosts_changed(self) -> None:
-        """PortObserver: instances that wait for a host are started by the port itself."""
+        """PortObserver: instances that wait for a host are started by the port itself; some of those that serve may be
+        better off on another one."""
+        for _, runtime in self.service.runtimes():
+            if runtime.instances is not None:
+                runtime.instances.spread()
 
     def _language_version(
         self, front: Front, service: GenerationService, cache: ResponseCache | None

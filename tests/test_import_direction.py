@@ -34,8 +34,9 @@ router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status router/tensor_memory
 router/model_repository/config router/model_repository/sources router/model_repository
-router/instances/frames router/instances
-router/infer/requests router/infer/routing router/infer router/infer/ensembles
+router/instances/frames router/instances/placement router/instances
+router/infer/lives router/infer/requests router/infer/routing router/infer router/infer/scaling
+router/infer/ensembles
 router/observability/explain router/observability/tracing router/observability
 router/observability/tensor_metrics
 router/text/template router/text/memory router/text

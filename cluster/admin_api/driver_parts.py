@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.models_port import ModelsPort
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort, FleetState
+from slipstream.cluster.fleet.instance_counts_port import InstanceCountsPort
 from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.cluster.fleet.tensor_versions_port import TensorVersionsPort
 from slipstream.cluster.history.change_log import ChangeLog
@@ -65,7 +66,7 @@ def one_model(fleet: FleetView, model: str | None) -> str:
 class DriverParts:
     """`tokens` are what callers must present. `decisions` are those of the planner, None if it is not enabled.
     `files` watch those of each model. `changes` is the history; in tests it is kept in memory. `tensors` are the
-    versions of the models of a repository."""
+    versions of the models of a repository, `instances` the numbers of their instances."""
 
     fleet: FleetView
     state: ClusterState
@@ -77,3 +78,4 @@ class DriverParts:
     changes: ChangeLog = field(default_factory=lambda: ChangeLog(None))
     models: ModelsPort | None = None
     tensors: TensorVersionsPort | None = None
+    instances: InstanceCountsPort | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -13,9 +15,12 @@ from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.driver_parts import DriverParts, one_model
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.config.pool_config import MAX_REPLICAS
-from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet.instance_counts_port import InstanceCountsPort
 from slipstream.cluster.history.recorded_fleet import RecordedFleet
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.protocol.messages import Role
+from slipstream.router.status.instances_status import InstancesStatus
 
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
 
@@ -39,6 +44,41 @@ class RoleQuestion(StrictBody):
 class MoveQuestion(StrictBody):
     model: str
     role: Role | None = Field(None, description="Its role there; by default the one that it has.")
+
+
+class InstancesQuestion(StrictBody):
+    count: int | None = Field(None, description="How many there are to be; null: as the model's configuration says.")
+    min: int | None = Field(None, description="With `max`: the bounds within which they follow the demand.")
+    max: int | None = Field(None, description="The same as `min`: they do not follow it any more.")
+
+    def counts(self, before: InstanceCountsConfig) -> InstanceCountsConfig:
+        """Raises FleetError."""
+        changed = {name: value for name, value in self if value is not None}
+        try:
+            return replace(before, **{"count": None, **changed})
+        except ValueError as error:
+            raise FleetError("invalid", "count", str(error)) from None
+
+
+class InstancesAnswer(BaseModel):
+    """Of one version of a model of a repository."""
+
+    model: str
+    version: str
+    count: int = Field(description="Instances that are wanted.")
+    hosts: dict[str, int] = Field(description="How many serve, by host.")
+    min: int | None
+    max: int | None = Field(description="Null: the number does not follow the demand.")
+    is_changing: bool = Field(description="Some do not serve yet, or are still leaving.")
+    latest: str = Field(description="The last change and its reason.")
+
+
+class InstancesAnswers(BaseModel):
+    versions: list[InstancesAnswer]
+
+    @classmethod
+    def of(cls, status: Sequence[InstancesStatus]) -> InstancesAnswers:
+        return cls(versions=[InstancesAnswer(**asdict(one)) for one in status])
 
 
 class MemberAnswer(BaseModel):
@@ -121,6 +161,16 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         added = [member.name for member in state.members if member.name not in before]
         return FleetAnswer.of(state, added, _emptied(state, question.role))
 
+    @routes.get("/instances", summary="The instances of tensor models")
+    async def show_instances(model: str = "") -> InstancesAnswers:
+        return InstancesAnswers.of(await instances_of(parts).status(model))
+
+    @routes.post("/instances", status_code=202, summary="Set how many instances a tensor model has")
+    async def set_instances(question: InstancesQuestion, caller: Caller, model: str) -> InstancesAnswers:
+        port = instances_of(parts)
+        await port.set_counts(model, question.counts(port.counts(model)), caller)
+        return InstancesAnswers.of(await port.status(model))
+
     @routes.post("/workers/{name:any}/drain", status_code=202, summary="Empty a group and end it for good")
     async def drain(name: WorkerName, caller: Caller, question: DrainQuestion | None = None) -> FleetAnswer:
         own, member = fleet.of_worker(name), fleet.state().member(name)
@@ -153,6 +203,13 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         return FleetAnswer.of(fleet.state(), [moved.name] if moved.why_new else None, "; ".join(warnings) or None)
 
     return routes
+
+
+def instances_of(parts: DriverParts) -> InstanceCountsPort:
+    """Raises FleetError."""
+    if parts.instances is None:
+        raise FleetError("conflict", "model", "this cluster serves no model repository")
+    return parts.instances
 
 
 def _model(member: FleetMember | None) -> str:

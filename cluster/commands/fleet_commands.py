@@ -13,6 +13,7 @@ import click
 
 from slipstream.cluster.admin_api.client.admin_port import AdminPort, CallOptions
 from slipstream.cluster.admin_api.client.cluster_choice import DETACH, MODEL, ClusterChoice, changes_a_cluster
+from slipstream.cluster.state.repository_lines import instances_line
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.protocol.messages import ROLES
@@ -23,6 +24,9 @@ REPEATABLE = CallOptions(may_repeat=True)
 RESTS = frozenset({"ready", "pending", "failed"})  # the states that a member does not leave by itself
 
 FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="Print the fleet at the end as JSON, for programs.")
+
+
+INSTANCES = "instances="
 
 
 @click.command("scale")
@@ -38,7 +42,14 @@ def scale_command(
 
     New workers get requests once they have generated their first tokens. Workers that are removed hand over their
     requests first. Returns when everything is done, or when what is left waits for room.
+
+    `slipstream scale --model NAME instances=3` sets how many instances a model of a repository has, and
+    `instances=1..4` within which bounds they follow the demand.
     """
+    if wanted[0].startswith(INSTANCES):
+        with exit_on_command_error():
+            _scale_instances(cluster.admin_api(), wanted, model, detach, as_json)
+        return
     replicas: dict[str, int] = {}
     for role, count in map(_replicas, wanted):
         if role in replicas:
@@ -116,6 +127,30 @@ def _scale(admin: AdminPort, replicas: dict[str, int], model: str | None, detach
     left = {member["name"] for member in begun["members"] if not member["is_leaving"]}
     touched += [member["name"] for member in before["members"] if member["name"] not in left]
     _follow(admin, begun, touched, detach, as_json, of_model)
+
+
+def _scale_instances(admin: AdminPort, wanted: tuple[str, ...], model: str | None, detach: bool, as_json: bool) -> None:
+    if model is None or len(wanted) > 1:
+        raise click.UsageError(f"expected --model NAME and instances=N or instances=MIN..MAX, got {' '.join(wanted)!r}")
+    text = wanted[0].removeprefix(INSTANCES)
+    least, dots, most = text.partition("..")
+    if not all(part.isascii() and part.isdigit() for part in ((least, most) if dots else (least,))):
+        raise click.UsageError(f"expected instances=N or instances=MIN..MAX, got {wanted[0]!r}")
+    question = {"min": int(least), "max": int(most)} if dots else {"count": int(least)}
+    path = f"/v1/instances?model={urllib.parse.quote(model, safe='', errors='surrogateescape')}"
+    versions = admin.post(path, question, REPEATABLE)["versions"]
+    shown = ""
+    while True:
+        lines = "\n".join(map(instances_line, versions))
+        if lines != shown and not as_json:
+            click.echo(lines)
+        shown = lines
+        if detach or not any(version["is_changing"] for version in versions):
+            break
+        time.sleep(ASK_EVERY_S)
+        versions = admin.get(path)["versions"]
+    if as_json:
+        click.echo(json.dumps(versions, indent=1))
 
 
 def _follow(

@@ -202,7 +202,10 @@ class ClusterConfig:
         if self.repository.is_on and self.router.frontends > 1:
             raise ValueError(f"router.frontends must be 1 where there is a repository, got {self.router.frontends}")
         if self.planner.enabled and not self.has_model:
-            raise ValueError("planner.enabled must be false where there is only a repository, got true")
+            raise ValueError(
+                "planner.enabled must be false where there is only a repository, got true; bounds in "
+                "repository.instances let the numbers of instances follow the demand"
+            )
         for position, entry in enumerate(self.models):
             _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)
         _check_same_pages("", self.prefill, self.decode)

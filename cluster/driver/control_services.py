@@ -19,6 +19,7 @@ from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.history.key_changes import following_keys
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
+from slipstream.cluster.models.tensor_instance_counts import TensorInstanceCounts
 from slipstream.cluster.models.tensor_versions import TensorVersions
 from slipstream.cluster.planner.decision_log import DecisionLog, DecisionRecord
 from slipstream.cluster.planner.planner_loading import load_planner
@@ -72,7 +73,17 @@ class ControlServices:
         tokens = AdminTokens(state.operator_token, Path(tokens_file) if tokens_file is not None else None)
         tensors = TensorVersions(router, models, self._state_file, changes)
         parts = DriverParts(
-            cluster.fleet, state, router, tokens, decisions, services.updaters, cluster.files, changes, admin, tensors
+            cluster.fleet,
+            state,
+            router,
+            tokens,
+            decisions,
+            services.updaters,
+            cluster.files,
+            changes,
+            admin,
+            tensors,
+            TensorInstanceCounts(router, models, self._state_file, changes),
         )
         async with AsyncExitStack() as stack:
             changes.note(DRIVER, "cluster", state.name, "", f"ready (Slipstream {state.slipstream})")

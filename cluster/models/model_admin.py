@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,26 +80,32 @@ class ModelAdmin:
             model.config,
         )
 
-    async def add(self, path: Path, by: Author, asked: str = "") -> list[str]:
-        """Adds the models in a file, which are for what the repository has `asked`, if anything. If the caller goes
-        away, they are added all the same. Raises FleetError."""
-        task = asyncio.create_task(self._add(path, by, asked), name=f"add {path}")
+    async def add(
+        self, path: Path, by: Author, asked: str = "", write: Callable[[Path], None] | None = None
+    ) -> list[str]:
+        """Adds the models in a file, which are for what the repository has `asked`, if anything. `write` makes the file
+        first, on a thread; all models that were added before have their groups then. If the caller goes away, they are
+        added all the same. Raises FleetError."""
+        task = asyncio.create_task(self._add(path, by, asked, write), name=f"add {path}")
         self._keep(task)
         return await asyncio.shield(task)
 
-    async def _add(self, path: Path, by: Author, asked: str) -> list[str]:
+    async def _add(self, path: Path, by: Author, asked: str, write: Callable[[Path], None] | None) -> list[str]:
         begun: list[NewModel] = []
         async with self._adding:
+            if write is not None:
+                await asyncio.to_thread(write, path)
             new = await asyncio.to_thread(self._read, path)
             try:
                 for model in new:
                     begun.append(model)
                     await self._begin(model, path, asked)
+                    await self._start_groups(model)
             except Exception:
                 await self._give_up(begun)
                 raise
         try:
-            await asyncio.gather(*map(self._start_groups, new))
+            await asyncio.gather(*(self.until_served(model.entry.name) for model in new))
         except Exception:
             await self._give_up(begun)
             raise
@@ -163,11 +169,10 @@ class ModelAdmin:
         self._services.start(name, new.content)
 
     async def _start_groups(self, new: NewModel) -> None:
-        """Returns when all groups of the model serve. Raises FleetError."""
+        """From now on they count as there."""
         supervisor, fleet = self._cluster.supervisor, self._cluster.fleet.of_model(new.entry.name)
         groups = [one for role, pool in new.config.pools() for one in fleet.make(role, pool.replicas, fleet.newest)]
         await supervisor.add(groups)
-        await self.until_served(new.entry.name)
 
     async def until_served(self, name: str) -> None:
         """Returns when all groups of a model serve. Raises FleetError."""

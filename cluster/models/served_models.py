@@ -8,6 +8,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.config.served_config import as_plain
 from slipstream.cluster.state.run_state import ClusterState
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 
 
@@ -62,6 +63,12 @@ class ServedModels:
         self._take(
             replace(self.config, repository=replace(repository, versions={**repository.versions, model: versions}))
         )
+
+    def set_instance_counts(self, model: str, counts: InstanceCountsConfig) -> None:
+        """How many instances a model of the repository has."""
+        repository = self.config.repository
+        instances = {**repository.instances, model: counts}
+        self._take(replace(self.config, repository=replace(repository, instances=instances)))
 
     def _exchange(self, entry: ModelEntry) -> None:
         entries = [entry if one.name == entry.name else one for one in self.config.entries()]

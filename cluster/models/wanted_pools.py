@@ -7,6 +7,7 @@ import logging
 import re
 import urllib.parse
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 from slipstream.cluster.config.settings_file import ConfigError
@@ -59,14 +60,15 @@ class WantedPools:
         return ServedPools(state.asked, state.is_leaving)
 
     async def add(self, model: WantedModel) -> None:
-        path = await asyncio.to_thread(self._write, model)
+        path = self._path(model)
         try:
-            await self._admin.add(path, REPOSITORY, asked_as(model))
+            await self._admin.add(path, REPOSITORY, asked_as(model), partial(self._write, model))
         except FleetError as error:
             raise FleetError(error.kind, error.field, without_place(path, error.reason)) from None
 
     async def exchange(self, model: WantedModel) -> None:
-        path = await asyncio.to_thread(self._write, model)
+        path = self._path(model)
+        await asyncio.to_thread(self._write, model, path)
         updater = self._services.updaters.of(model.name)
         await updater.until_idle()
         try:
@@ -105,7 +107,10 @@ class WantedPools:
                     except FleetError as error:
                         log.warning("%s is not called %s: %s", name, ", ".join(names), error.reason)
 
-    def _write(self, model: WantedModel) -> Path:
+    def _path(self, model: WantedModel) -> Path:
+        return self._folder / f"{self._models.config.name}--{urllib.parse.quote(model.name, safe='')}.yaml"
+
+    def _write(self, model: WantedModel, path: Path) -> None:
         """Writes the entry of a model, with the pools that are chosen for it. Blocks. Raises FleetError."""
         config, fleet = self._models.config, self._cluster.fleet
         repository, gpus = config.repository, fleet.num_free_gpus
@@ -116,14 +121,12 @@ class WantedPools:
             text = chosen_entry(model, read_machine(), room, self._services.downloads, config.model_cache)
         except ConfigError as error:
             raise FleetError("invalid", "config", "; ".join(error.problems)) from None
-        path = self._folder / f"{config.name}--{urllib.parse.quote(model.name, safe='')}.yaml"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=OWNERS)
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise FleetError("unavailable", "config", f"{path}: {error.strerror or error}") from None
-        return path
 
 
 def without_place(path: Path, reason: str) -> str:

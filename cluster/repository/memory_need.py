@@ -19,7 +19,7 @@ from slipstream.workers.engine.limits.pool_size import ITEM_BYTES, page_bytes
 from slipstream.workers.models.description.model_description import CodeNotRunError
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.model_spec import ModelSpec
+from slipstream.workers.models.directory.model_spec import LanguageModelSpec
 from slipstream.workers.models.directory.weight_files import pickled_file_names, weight_file_names
 from slipstream.workers.models.sharding.rank_share import Rank
 from slipstream.workers.models.spec_reader import read_spec
@@ -77,7 +77,7 @@ def _pool_mib(config: ClusterConfig, engine: EngineConfig, tp: int) -> tuple[str
     return key, engine.num_pages * num_bytes // MIB
 
 
-def _spec(config: ClusterConfig, engine: EngineConfig) -> ModelSpec:
+def _spec(config: ClusterConfig, engine: EngineConfig) -> LanguageModelSpec:
     return read_spec(Path(config.model.path), engine.model_impl, code_of(config), in_subprocess=True)
 
 
@@ -96,7 +96,7 @@ def _weight_bytes(config: ClusterConfig, engines: Sequence[EngineConfig]) -> int
     return int(num_bytes * max(_kept_share(model, engine) for engine in engines))
 
 
-def _kept_share(model: ModelSpec, engine: EngineConfig) -> float:
+def _kept_share(model: LanguageModelSpec, engine: EngineConfig) -> float:
     """Which part of the bytes of the checkpoint an engine keeps at least."""
     if isinstance(model, ModelConfig) and model.quantization is not None:
         return 1.0

@@ -32,7 +32,7 @@ from slipstream.workers.models.description.weights_check import check_general_we
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
-from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelImpl, ModelSpec, check_tp
+from slipstream.workers.models.directory.model_spec import GeneralSpec, LanguageModelSpec, ModelImpl, check_tp
 from slipstream.workers.models.directory.stored_quantization import int4_group
 from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
 from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
@@ -197,7 +197,7 @@ def examine_text(config: ClusterConfig) -> TextFindings:
     return TextFindings(None, outputs.described() if tokenizer.chat_template is not None else "")
 
 
-def _tp_problem(model: ModelSpec, tp: int) -> str | None:
+def _tp_problem(model: LanguageModelSpec, tp: int) -> str | None:
     if isinstance(model, ModelConfig):
         names = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads"}
         for what, count in model.divided:
@@ -211,7 +211,9 @@ def _tp_problem(model: ModelSpec, tp: int) -> str | None:
     return None
 
 
-def _budget_problems(role: str, pool: PoolConfig, model: ModelSpec, budget_bytes: int) -> Iterator[tuple[Key, str]]:
+def _budget_problems(
+    role: str, pool: PoolConfig, model: LanguageModelSpec, budget_bytes: int
+) -> Iterator[tuple[Key, str]]:
     """What the memory of a host can never hold."""
     try:
         num_pages = elastic_num_pages(model, pool.engine, Rank(0, pool.tp), budget_bytes)
@@ -230,7 +232,7 @@ def _feed_forward_inputs(model: ModelConfig, expert_ranks: int, tp: int) -> Iter
 
 
 def _pool_problems(
-    role: str, pool: PoolConfig, model: ModelSpec, model_dir: Path, budget_bytes: int | None
+    role: str, pool: PoolConfig, model: LanguageModelSpec, model_dir: Path, budget_bytes: int | None
 ) -> Iterator[tuple[Key, str]]:
     engine, rank = pool.engine, Rank(0, pool.tp)
     if isinstance(model, ModelConfig):

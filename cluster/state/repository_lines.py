@@ -24,6 +24,17 @@ def repository_lines(state: ClusterState, repository: dict[str, Any]) -> Iterato
     yield f"  repository: {'; '.join(parts)}"
     for failure in failures(repository):
         yield f"    {failure}"
+    for instances in repository.get("instances", ()):  # which a router of an earlier release does not name
+        if instances["max"] is not None or len(instances["hosts"]) > 1 or instances["latest"]:
+            yield f"    {instances_line(instances)}"
+
+
+def instances_line(instances: dict[str, Any]) -> str:
+    bounds = f" ({instances['min']} to {instances['max']})" if instances["max"] is not None else ""
+    hosts = ", ".join(f"{count} on {host}" for host, count in sorted(instances["hosts"].items()))
+    latest = f"; {instances['latest']}" if instances["latest"] else ""
+    wanted = f"{instances['count']} wanted{bounds}: {hosts or 'none serves'}"
+    return f"{instances['model']} version {instances['version']}: instances {wanted}{latest}"
 
 
 def start_lines(repository: dict[str, Any]) -> Iterator[str]:

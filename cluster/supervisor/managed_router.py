@@ -11,8 +11,10 @@ from typing import Any
 from slipstream.cluster.supervisor.managed import Managed, PendingChange
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import RouterControl
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
@@ -124,6 +126,18 @@ class ManagedRouter(Managed[RouterControl]):
         is no router or it does not answer."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.member.tensor_versions(model)
+
+    async def set_instance_counts(self, model: str, config: InstanceCountsConfig) -> None:
+        """Sets how many instances a model of the repository has. The next router does so anyway."""
+        with suppress(OSError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self.member.set_instance_counts(model, config)
+
+    async def instances_status(self, model: str) -> list[InstancesStatus]:
+        """How many instances the versions of a model of the repository have; "": of all models. Raises OSError while
+        there is no router or it does not answer."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.member.instances_status(model)
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:
         """The language models that the repository names, once they are others than those that are known. Raises OSError

@@ -5,7 +5,8 @@
                                 '---- worse, or it does not serve any more -'--> all requests to the old one
 
 A step lasts `canary_s` seconds at least, and until `min_requests` requests have ended on the new version. What is
-judged are the requests of that step alone.
+judged are the requests of that step alone. A version that does not serve may only be loading at a router that has just
+begun: it is waited for, and the others have its requests meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from slipstream.cluster.update.verdict import CONFIDENCE, is_slower, more_errors
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus, TensorVersionStatus
 
 ALL = 100.0
+GONE_S = 60.0  # after this long, a version that does not serve is not waited for any more
 SLACK_S = 0.001  # and slower by at least this
 
 
@@ -31,6 +33,7 @@ class TensorRollout:
     events: list[UpdateEvent] = field(default_factory=list)
     _num_begun: int = 0
     _begun_s: float = 0.0
+    _gone_s: float | None = None  # since when the new version does not serve
     _then: tuple[VersionLoad, VersionLoad] = field(default_factory=lambda: (VersionLoad(), VersionLoad()))
 
     @property
@@ -45,7 +48,8 @@ class TensorRollout:
         """The split to set, if another one is needed now."""
         by_version = {one.version: load_of(one) for one in status.versions}
         if self.new not in by_version:
-            return self._roll_back(now_s, f"version {self.new} does not serve any more")
+            return self._wait_for_version(now_s)
+        self._gone_s = None
         loads = by_version[self.new], by_version.get(self.old, VersionLoad())
         if not self._num_begun:
             return self._begin_step(now_s, loads)
@@ -60,6 +64,13 @@ class TensorRollout:
     def end(self, now_s: float, text: str) -> None:
         """Something else has changed the split: what is there stays."""
         self._say(now_s, "cut_short", text)
+
+    def _wait_for_version(self, now_s: float) -> dict[str, float] | None:
+        if self._gone_s is None:
+            self._gone_s = now_s
+        if now_s - self._gone_s < GONE_S:
+            return None
+        return self._roll_back(now_s, f"version {self.new} does not serve any more")
 
     def _begin_step(self, now_s: float, loads: tuple[VersionLoad, VersionLoad]) -> dict[str, float]:
         shares = self.options.shares

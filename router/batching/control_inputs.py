@@ -12,7 +12,7 @@ import struct
 from slipstream.router.batching.scheduler import QueuedRequest
 from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.infer_request import SequenceFlags
-from slipstream.router.tensors.model_spec import ModelSpec, SequenceBatching, SequenceControl, SequenceState
+from slipstream.router.tensors.model_spec import ImplicitStateSpec, ModelSpec, SequenceBatching, SequenceControl
 from slipstream.router.tensors.tensor import Tensor
 
 FORMATS = {"INT32": "<i", "FP32": "<f", "BOOL": "<?"}
@@ -102,7 +102,7 @@ class ControlInputs:
         data = correlation_bytes(correlation_id, control.datatype)
         return (Tensor(control.name, control.datatype, (*self._batch_dims, 1), data),)
 
-    def _initial_state(self, state: SequenceState) -> Tensor:
+    def _initial_state(self, state: ImplicitStateSpec) -> Tensor:
         initial = state.initial
         dims = initial.dims if initial is not None else tuple([1 if dim < 0 else dim for dim in state.dims])
         zeros = self._zeros.of(state.input_name, state.datatype, (*self._batch_dims, *dims))

@@ -8,7 +8,7 @@ from slipstream.router.batching.batch_keys import BatchKeys, batch_keys_of
 from slipstream.router.batching.batch_rule import BatchChoice, BatchRule
 from slipstream.router.batching.level_queue import queue_full
 from slipstream.router.batching.request_queue import RequestQueue
-from slipstream.router.batching.scheduler import NEVER_S, Batch, BatchItem, QueuedRequest, Rejected
+from slipstream.router.batching.scheduler import NEVER_S, BatchItem, QueuedRequest, RefusedRequest, RequestBatch
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.model_spec import ModelSpec, QueuePolicy
 
@@ -29,7 +29,7 @@ class DynamicBatcher:
         self._queue = queue
         self._rule = rule
         self._keys = keys
-        self._rejected: list[Rejected] = []
+        self._rejected: list[RefusedRequest] = []
         self._wait_until_s = NEVER_S
         self._needed_rows = 0
         self._waiting_key: Hashable = None
@@ -57,8 +57,14 @@ class DynamicBatcher:
     def add_instance(self, instance: str, now: float) -> None:
         """Any instance takes from the one queue."""
 
-    def remove_instance(self, instance: str, now: float) -> Sequence[Rejected]:
+    def remove_instance(self, instance: str, now: float) -> Sequence[RefusedRequest]:
         return ()
+
+    def retire_instance(self, instance: str) -> None:
+        """No request depends on it."""
+
+    def has_sequences(self, instance: str) -> bool:
+        return False
 
     def add(self, request: QueuedRequest, now: float) -> None:
         request.queued_s = request.ready_s = now
@@ -66,7 +72,7 @@ class DynamicBatcher:
             request.batch_key = self._keys.of(request.request)
         pushed_out = self._queue.push(request, now)
         if pushed_out is not None:
-            self._rejected.append(Rejected(pushed_out, queue_full()))
+            self._rejected.append(RefusedRequest(pushed_out, queue_full()))
             self._needed_rows = 0
         if self._needed_rows and (request.batch_key != self._waiting_key or not self._queue.is_in_order_of_arrival):
             self._needed_rows = 0
@@ -84,7 +90,7 @@ class DynamicBatcher:
         self._needed_rows = 0
         return self._queue.discard(request)
 
-    def take(self, instance: str, now: float) -> Batch | None:
+    def take(self, instance: str, now: float) -> RequestBatch | None:
         queue = self._queue
         if not queue.num_requests or (queue.num_rows < self._needed_rows and now < self._wait_until_s):
             return None
@@ -96,12 +102,12 @@ class DynamicBatcher:
         self._needed_rows, self._waiting_key = choice.needed_rows, choice.key
         if not choice.num_requests:
             return None
-        return Batch(tuple([BatchItem(request) for request in queue.take(choice.num_requests)]))
+        return RequestBatch(tuple([BatchItem(request) for request in queue.take(choice.num_requests)]))
 
-    def executed(self, batch: Batch, instance: str, now: float) -> None:
+    def executed(self, batch: RequestBatch, instance: str, now: float) -> None:
         """Nothing depends on it."""
 
-    def due(self, now: float) -> Sequence[Rejected]:
+    def due(self, now: float) -> Sequence[RefusedRequest]:
         if self._wait_until_s <= now:
             self._wait_until_s = NEVER_S
             self._needed_rows = 0
@@ -112,4 +118,4 @@ class DynamicBatcher:
     def _expire(self, now: float) -> None:
         if self._queue.next_timeout_s <= now:
             self._needed_rows = 0
-            self._rejected += [Rejected(request, timed_out()) for request in self._queue.expire(now)]
+            self._rejected += [RefusedRequest(request, timed_out()) for request in self._queue.expire(now)]

@@ -36,7 +36,7 @@ class BatchItem(NamedTuple):
     extra_inputs: tuple[Tensor, ...] = ()
 
 
-class Batch(NamedTuple):
+class RequestBatch(NamedTuple):
     """What one execution of an instance is given."""
 
     items: tuple[BatchItem, ...]
@@ -47,21 +47,27 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RefusedRequest:
     """A request that leaves the queue unserved, and why."""
 
     request: QueuedRequest
     error: InferError
 
 
-class Scheduler(Protocol):
+class BatchScheduler(Protocol):
     """Of one version of a model. An instance has a name (`M_0_0`), and one execution at a time."""
 
     def add_instance(self, instance: str, now: float) -> None: ...
 
-    def remove_instance(self, instance: str, now: float) -> Sequence[Rejected]:
+    def remove_instance(self, instance: str, now: float) -> Sequence[RefusedRequest]:
         """The instance is gone. Returns the waiting requests that cannot go on without it (of its sequences). What it
         was executing is the caller's to fail or to `retry`."""
+
+    def retire_instance(self, instance: str) -> None:
+        """It is to go: it gets no further sequence, but those that it has end there."""
+
+    def has_sequences(self, instance: str) -> bool:
+        """Whether an instance is still needed by sequences, although it is to go."""
 
     def add(self, request: QueuedRequest, now: float) -> None:
         """Queues a request. Raises InferError if it is refused: a full queue, a sequence without its start."""
@@ -77,13 +83,13 @@ class Scheduler(Protocol):
     def cancel(self, request: QueuedRequest, now: float) -> bool:
         """Takes a request out of the queue. Returns False if it does not wait there."""
 
-    def take(self, instance: str, now: float) -> Batch | None:
+    def take(self, instance: str, now: float) -> RequestBatch | None:
         """What this instance, which is free, is to execute now; None: nothing, yet."""
 
-    def executed(self, batch: Batch, instance: str, now: float) -> None:
+    def executed(self, batch: RequestBatch, instance: str, now: float) -> None:
         """The execution is over: the instance is free, and for a sequence the next request may run."""
 
-    def due(self, now: float) -> Sequence[Rejected]:
+    def due(self, now: float) -> Sequence[RefusedRequest]:
         """Ends what is too late: queue time-outs and idle sequences. Returns the requests that this rejects."""
 
     @property

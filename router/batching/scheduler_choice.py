@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from slipstream.router.batching.dynamic_batcher import DynamicBatcher
-from slipstream.router.batching.scheduler import Scheduler
+from slipstream.router.batching.scheduler import BatchScheduler
 from slipstream.router.batching.sequence_batcher import SequenceBatcher
 from slipstream.router.tensors.model_spec import ModelSpec
 
 
-def scheduler_of(spec: ModelSpec) -> Scheduler:
+def scheduler_of(spec: ModelSpec) -> BatchScheduler:
     """Sequences come before dynamic batching, if a model has both."""
     if spec.sequence_batching is not None:
         return SequenceBatcher(spec, spec.sequence_batching)

@@ -21,7 +21,7 @@ from slipstream.router.batching.batch_rule import BatchRule
 from slipstream.router.batching.control_inputs import ControlInputs
 from slipstream.router.batching.instance_batches import DirectBatches, InstanceBatches, OldestBatches, Place
 from slipstream.router.batching.request_sequence import RequestSequence, SequenceSlot
-from slipstream.router.batching.scheduler import NEVER_S, Batch, BatchItem, QueuedRequest, Rejected
+from slipstream.router.batching.scheduler import NEVER_S, BatchItem, QueuedRequest, RefusedRequest, RequestBatch
 from slipstream.router.batching.sequence_slots import SequenceSlots
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import SequenceFlags
@@ -43,8 +43,8 @@ class SequenceBatcher:
         self._idle: OrderedDict[RequestSequence, None] = OrderedDict()  # the one that is idle for longest first
         self._waiting: dict[QueuedRequest, RequestSequence] = {}
         self._running: dict[QueuedRequest, RequestSequence] = {}
-        self._executing: dict[str, Batch] = {}  # by instance
-        self._rejected: list[Rejected] = []
+        self._executing: dict[str, RequestBatch] = {}  # by instance
+        self._rejected: list[RefusedRequest] = []
         self._numbers = count(1)
         self._ids = count(1)  # for iterative sequences without an id
 
@@ -72,7 +72,7 @@ class SequenceBatcher:
         self._instances[instance] = self._batches_of(slots)
         self._fill(now)
 
-    def remove_instance(self, instance: str, now: float) -> Sequence[Rejected]:
+    def remove_instance(self, instance: str, now: float) -> Sequence[RefusedRequest]:
         """Its sequences are over, as their states are lost; those that had not begun get a slot of another instance."""
         batches = self._instances.pop(instance, None)
         if batches is None:
@@ -90,6 +90,12 @@ class SequenceBatcher:
                 self._slots.backlog.add_first(sequence)
         self._fill(now)
         return rejected
+
+    def retire_instance(self, instance: str) -> None:
+        self._slots.retire_instance(instance)
+
+    def has_sequences(self, instance: str) -> bool:
+        return self._slots.has_sequences(instance)
 
     def add(self, request: QueuedRequest, now: float) -> None:
         flags = self._checked_flags(request)
@@ -124,19 +130,19 @@ class SequenceBatcher:
         error = self._cancelled(sequence)
         for each in self._withdraw(sequence, first):
             if each is not request:
-                self._rejected.append(Rejected(each, error))
+                self._rejected.append(RefusedRequest(each, error))
         self._close(sequence)
         if not sequence.has_requests:
             self._slots.release(sequence)
             self._fill(now)
         return True
 
-    def take(self, instance: str, now: float) -> Batch | None:
+    def take(self, instance: str, now: float) -> RequestBatch | None:
         batches = self._instances.get(instance)
         places = batches.choose(now) if batches is not None else ()
         if batches is None or not places:
             return None
-        batch = Batch(self._items(places))
+        batch = RequestBatch(self._items(places))
         self._executing[instance] = batch
         if batches.frees_at_once:
             for sequence in places:
@@ -152,7 +158,7 @@ class SequenceBatcher:
             states = (self._controls.state_of_output(output) for output in outputs)
             sequence.states.update({state.name: state for state in states if state is not None})
 
-    def executed(self, batch: Batch, instance: str, now: float) -> None:
+    def executed(self, batch: RequestBatch, instance: str, now: float) -> None:
         self._executing.pop(instance, None)
         for request in batch.requests:
             sequence = self._running.pop(request, None)
@@ -164,7 +170,7 @@ class SequenceBatcher:
             self._go_on(sequence, now)
         self._fill(now)
 
-    def due(self, now: float) -> Sequence[Rejected]:
+    def due(self, now: float) -> Sequence[RefusedRequest]:
         while self._idle:
             sequence = next(iter(self._idle))
             if sequence.idle_since_s + self._idle_limit_s > now:
@@ -281,8 +287,8 @@ class SequenceBatcher:
                 self._instances[slot.instance].withdrawn(request)
         return withdrawn
 
-    def _withdraw_all(self, sequence: RequestSequence, error: InferError) -> list[Rejected]:
-        return [Rejected(request, error) for request in self._withdraw(sequence)]
+    def _withdraw_all(self, sequence: RequestSequence, error: InferError) -> list[RefusedRequest]:
+        return [RefusedRequest(request, error) for request in self._withdraw(sequence)]
 
     def _refusal(self, what: str) -> InferError:
         return InferError(f"inference request to model '{self._model}' {what}")

@@ -17,6 +17,7 @@ class SequenceSlots:
         self._num_slots = num_slots  # of an instance
         self._slots: dict[str, list[SequenceSlot]] = {}
         self._free: list[tuple[int, int, SequenceSlot]] = []  # a heap
+        self._retired: set[str] = set()  # instances whose slots are not given to others any more
         self._order: dict[str, int] = {}  # of instances
         self._numbers = count()
         self.backlog = SequenceBacklog()
@@ -37,12 +38,20 @@ class SequenceSlots:
         """Returns the sequences that had its slots."""
         slots = self._slots.pop(instance)
         del self._order[instance]
-        self._free = [each for each in self._free if each[2].instance != instance]
-        heapq.heapify(self._free)
+        self._take_free(instance)
+        self._retired.discard(instance)
         lost = [slot.sequence for slot in slots if slot.sequence is not None]
         for sequence in lost:
             self._leave(sequence)
         return lost
+
+    def retire_instance(self, instance: str) -> None:
+        """Its sequences keep their slots to their ends."""
+        self._retired.add(instance)
+        self._take_free(instance)
+
+    def has_sequences(self, instance: str) -> bool:
+        return any(slot.sequence is not None for slot in self._slots.get(instance, ()))
 
     def place(self, sequence: RequestSequence) -> None:
         """Gives it a free slot, or puts it into the backlog."""
@@ -69,7 +78,12 @@ class SequenceSlots:
             self.backlog.discard(sequence)
         else:
             self._leave(sequence)
-            self._set_free(slot)
+            if slot.instance not in self._retired:
+                self._set_free(slot)
+
+    def _take_free(self, instance: str) -> None:
+        self._free = [each for each in self._free if each[2].instance != instance]
+        heapq.heapify(self._free)
 
     def _enter(self, sequence: RequestSequence, slot: SequenceSlot) -> None:
         sequence.slot, slot.sequence = slot, sequence

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from slipstream.router.config.endpoints_config import EndpointsConfig
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.kserve_config import KServeGrpcConfig, KServeHttpConfig, TensorMetricsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 
@@ -68,6 +69,9 @@ class RepositoryConfig:
     backend_directory: str | None = None  # a folder with a folder for each further backend
     # Model -> how its requests are divided between its versions. Others go to the highest version.
     versions: dict[str, TensorVersionsConfig] = field(default_factory=dict)
+    # Model -> how many instances it has, where that is not as its configuration says.
+    instances: dict[str, InstanceCountsConfig] = field(default_factory=dict)
+    max_instances: int | None = None  # of all models that grow and shrink; null: as many as their bounds allow
     # Model of the repository -> the language model that answers for it: the name of one of the cluster, or a path.
     language_models: dict[str, str] = field(default_factory=dict)
     server_id: str = "triton"  # the name in the metadata of the server
@@ -122,5 +126,7 @@ class RepositoryConfig:
             raise ValueError(f"download_max_gib must be over 0 and finite, or null, got {self.download_max_gib}")
         if self.shared_memory_mib is not None and self.shared_memory_mib < 1:
             raise ValueError(f"shared_memory_mib must be at least 1, or null, got {self.shared_memory_mib}")
+        if self.max_instances is not None and self.max_instances < 1:
+            raise ValueError(f"max_instances must be at least 1, or null, got {self.max_instances}")
         if self.log_verbose < 0:
             raise ValueError(f"log_verbose must not be negative, got {self.log_verbose}")

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from slipstream.router.infer.lives.version_life import ProcessEnd
 from slipstream.router.infer.model_calls import CalledModels, ModelCalls
 from slipstream.router.infer.requests.active_request import ActiveRequest
-from slipstream.router.infer.version_life import ProcessEnd
 from slipstream.router.infer.warm_up import WarmUp
 from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.instances.instance_link import InstanceLink

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +17,8 @@ from slipstream.router.infer.model_versions import ModelVersions
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.served_version import ServedVersion, VersionFactory
 from slipstream.router.infer.tensor_service import TensorService
+from slipstream.router.infer.version_works import can_go_on, causes_of_failures, works_of
+from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
 from slipstream.router.model_repository.known_ensembles import KnownEnsembles
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
@@ -30,10 +32,17 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class LoadPass:
     """Loads that were asked for together: each model is loaded once. `ended` has what came of them, None for success.
-    `changed` are models that serve other versions than before."""
+    `changed` are models that serve other versions than before. `slots` bound how many load at a time; None: nothing
+    does. Language models need none: they wait for workers, or for each other."""
 
+    slots: asyncio.Semaphore | None = None
     ended: dict[str, InferError | RepositoryError | None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
+
+    def slot_of(self, draft: ModelDraft) -> AbstractAsyncContextManager[None]:
+        if self.slots is None or draft.backend in LANGUAGE_BACKENDS:
+            return nullcontext()
+        return self.slots
 
 
 class ModelLoads:
@@ -75,10 +84,10 @@ class ModelLoads:
             await self.load_in(loads, model, config_json, files)
 
     @asynccontextmanager
-    async def one_pass(self) -> AsyncIterator[LoadPass]:
+    async def one_pass(self, slots: asyncio.Semaphore | None = None) -> AsyncIterator[LoadPass]:
         """Loads within it count as asked for together. At its end, ensembles of models that have changed are loaded
         again."""
-        loads = LoadPass()
+        loads = LoadPass(slots)
         try:
             yield loads
         finally:
@@ -231,13 +240,14 @@ class ModelLoads:
         """Raises VersionsError."""
         versions = self._versions_of(draft.name)
         serving = versions.serving if loads.changed.isdisjoint(draft.step_models) else {}
-        kept = {version: runtime for version, runtime in serving.items() if is_unchanged(draft, version, runtime)}
+        kept = {version: runtime for version, runtime in serving.items() if can_go_on(draft, version, runtime)}
         versions.begin_load(draft.versions)
         begun_s = time.monotonic()
         runtimes = {version: self._new_runtime(draft, version) for version in draft.versions if version not in kept}
         self.running.update(runtimes.values())
         try:
-            causes = await causes_of_failures(runtimes)
+            async with loads.slot_of(draft):
+                causes = await causes_of_failures(works_of(draft, runtimes, kept))
         except asyncio.CancelledError:
             for runtime in runtimes.values():
                 runtime.unload()
@@ -259,7 +269,8 @@ class ModelLoads:
         for before in leaving:
             before.unload()
         self._forget_responses(draft.name, runtimes)
-        log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
+        if runtimes:
+            log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
 
     def _new_runtime(self, draft: ModelDraft, version: str) -> ServedVersion:
         metrics = self._config.metrics
@@ -325,24 +336,3 @@ class ModelLoads:
 def cause_of(model: str, failure: InferError | RepositoryError) -> str:
     """Why a load has failed."""
     return str(failure).removeprefix(f"load failed for model '{model}': ").rstrip("\n")
-
-
-def is_unchanged(draft: ModelDraft, version: str, runtime: ServedVersion) -> bool:
-    """Whether a version that serves is what a load would give."""
-    before = runtime.draft
-    if version not in draft.versions or not draft.keeps_version(version, before):
-        return False
-    try:
-        return draft.instance_groups == before.instance_groups
-    except LoadError:  # which the load will raise, too
-        return False
-
-
-async def causes_of_failures(runtimes: Mapping[str, ServedVersion]) -> dict[str, str]:
-    """Loads versions side by side. Returns why those failed that did."""
-    results = await asyncio.gather(*(runtime.load() for runtime in runtimes.values()), return_exceptions=True)
-    return {
-        version: error.cause if isinstance(error, LoadError) else f"Internal: {error!r}"
-        for version, error in zip(runtimes, results, strict=True)
-        if error is not None
-    }

@@ -16,9 +16,10 @@ from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.infer.model_loads import ModelLoads
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
+from slipstream.router.infer.runtime_context import InstanceLauncher, RuntimeContext
 from slipstream.router.infer.served_version import VersionFactory, VersionKinds
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.infer.version_runtime import InstanceLauncher, RuntimeContext, VersionRuntime
+from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ControlCall
 from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
@@ -63,9 +64,12 @@ class RepositoryService:
         self._service = service
         self._explicit_loads = explicit_loads
         self.cache = cache
+        self.counts = dict(config.instances)  # which may change; for the next instances of a model
         options = DispatchOptions(config.request_retries, cache, gate_of(config))
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
-        context = RuntimeContext(launcher, service, self, options, backend_config=config.backend_config)
+        context = RuntimeContext(
+            launcher, service, self, options, backend_config=config.backend_config, counts=self.counts
+        )
         versions = VersionKinds(factories, partial(VersionRuntime, context))
         self._loads = ModelLoads(config, repository, service, versions, cache, self._files)
         self.exit_timeout_s = EXIT_TIMEOUT_S  # which requests may have to end after `close`
@@ -109,13 +113,11 @@ class RepositoryService:
         names = models_at_start(config.control_mode, self._names, config.load_models)
         asked = await self._asked_before()
         names = [name for name in dict.fromkeys((*names, *asked)) if asked.get(name, AS_IT_IS) is not None]
-        slots = asyncio.Semaphore(config.load_threads)
-        async with self._loads.one_pass() as loads:
+        async with self._loads.one_pass(asyncio.Semaphore(config.load_threads)) as loads:
 
             async def load(name: str) -> None:
                 own = asked.get(name) or AS_IT_IS
-                async with slots:
-                    await self._loads.load_in(loads, name, own.config_json, own.files)
+                await self._loads.load_in(loads, name, own.config_json, own.files)
 
             return await asyncio.gather(*map(load, names), return_exceptions=True)
 

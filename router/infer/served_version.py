@@ -15,6 +15,40 @@ from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.model_spec import ModelSpec
 
 
+class ScaledInstances(Protocol):
+    """The instances of a version that serves, which come and go."""
+
+    @property
+    def count(self) -> int:
+        """How many are wanted: of the first group that is not passive, as `set_count` says."""
+
+    @property
+    def hosts(self) -> Mapping[str, int]:
+        """How many serve or have served, by host."""
+
+    @property
+    def is_changing(self) -> bool:
+        """One that is wanted does not serve yet, or one is left that is not."""
+
+    @property
+    def busy_s(self) -> float:
+        """How long they have executed so far, all together."""
+
+    def can_follow(self, draft: ModelDraft) -> bool:
+        """Whether only its instance groups have changed, so that instances come or go and the others stay. Raises
+        LoadError."""
+
+    async def follow(self, draft: ModelDraft) -> None:
+        """Goes on as this draft says, once all instances serve. Raises LoadError; then it is as before."""
+
+    async def set_count(self, count: int) -> None:
+        """Returns once so many serve; those that are too many end their requests first. Raises LoadError; then it is
+        as before."""
+
+    def spread(self) -> None:
+        """The hosts have changed: lets instances move to one that has fewer, one after the other."""
+
+
 class ServedVersion(Protocol):
     """One load of one version of a model. `load` until it is ready; then `submit`; `unload` ends it. `spec`, `check`
     and `canceller` are there once `load` has returned."""
@@ -42,6 +76,10 @@ class ServedVersion(Protocol):
     @property
     def custom_families(self) -> Iterable[CustomFamily]:
         """Metrics that the model defines for itself."""
+
+    @property
+    def instances(self) -> ScaledInstances | None:
+        """None: it has none."""
 
     async def load(self) -> None:
         """Returns once it serves. Raises LoadError; then what it has started is being ended, and `on_end` follows."""

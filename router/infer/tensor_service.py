@@ -11,7 +11,7 @@ from slipstream.router.infer.model_versions import ModelVersions, unknown, versi
 from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
 from slipstream.router.infer.requests.request_record import InferHistory, InferRecord, RequestTraces
 from slipstream.router.infer.routing.model_routes import ModelRoutes, VersionRoutes
-from slipstream.router.infer.routing.request_mirror import CopyReceiver, OriginalReceiver, Pair
+from slipstream.router.infer.routing.request_mirror import CopyReceiver, MirrorPair, OriginalReceiver
 from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus, TensorVersionStatus
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -64,7 +64,7 @@ class TensorService:
             if not is_step:
                 self.history.add(active.record)
             runtime.submit(active)
-        except InferError:
+        except BaseException:
             release_inputs(request)
             raise
         if pair is not None:
@@ -104,7 +104,7 @@ class TensorService:
         chosen = routes.choose(request, versions.serving)
         return self._find(model, chosen.version), chosen.reason
 
-    def _pair(self, request: InferRequest, receiver: ResponseReceiver, routes: VersionRoutes) -> Pair | None:
+    def _pair(self, request: InferRequest, receiver: ResponseReceiver, routes: VersionRoutes) -> MirrorPair | None:
         """Of a request that is to be copied."""
         mirror = routes.mirror
         if mirror is None or version_of(request.model_version):
@@ -113,7 +113,7 @@ class TensorService:
         has_taken = copied_to is not None and mirror.takes(request, copied_to.num_waiting)
         return mirror.pair(receiver) if has_taken else None
 
-    def _submit_copy(self, request: InferRequest, pair: Pair) -> None:
+    def _submit_copy(self, request: InferRequest, pair: MirrorPair) -> None:
         """The inputs are still there: what has taken the original gives nothing back before this returns."""
         copy = pair.mirror.copy_of(request)
         try:

@@ -5,28 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 import orjson
 
-from slipstream.router.infer.instance_plan import PlannedInstance, planned_instances
-from slipstream.router.infer.model_calls import CalledModels
+from slipstream.router.infer.lives.instance_groups import InstanceGroups
+from slipstream.router.infer.lives.instance_start import initialize_of, start_of
+from slipstream.router.infer.lives.version_life import Action, Do, ProcessEnd, VersionLife
 from slipstream.router.infer.model_instance import ModelInstance, unhealthy
 from slipstream.router.infer.requests.active_request import ActiveRequest, Canceller
 from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.infer.requests.request_runner import RequestRunner
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
-from slipstream.router.infer.requests.version_dispatch import DispatchOptions
-from slipstream.router.infer.served_version import ServedVersion
-from slipstream.router.infer.version_life import Action, Do, ProcessEnd, VersionLife
+from slipstream.router.infer.runtime_context import RuntimeContext
+from slipstream.router.infer.served_version import ScaledInstances, ServedVersion
 from slipstream.router.infer.warm_up_samples import warm_up_requests
 from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.instances.instance_link import InstanceLink
-from slipstream.router.instances.instance_owner import InstanceOwner
-from slipstream.router.instances.launches import new_launch_id
-from slipstream.router.instances.messages import ControlCall, InitializeInstance, StartInstance
+from slipstream.router.instances.launches import placed_at
+from slipstream.router.instances.messages import ControlCall
+from slipstream.router.instances.placement.host_choice import instance_to_move
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.custom_metrics import CustomFamily
@@ -35,35 +35,6 @@ from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
 
 log = logging.getLogger(__name__)
-
-
-class InstanceLauncher(Protocol):
-    """What starts processes: the instance port."""
-
-    def launch(self, start: StartInstance, owner: InstanceOwner, host: str = "") -> InstanceLink: ...
-
-
-class Controls(Protocol):
-    """What a model may ask of the repository."""
-
-    def control(self, call: ControlCall, link: InstanceLink) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeContext:
-    """What all versions have in common. `stop_grace_s` is how long a model may take to finalize. `backend_config` has
-    settings by backend; those of "" are for all."""
-
-    launcher: InstanceLauncher
-    calls: CalledModels
-    controls: Controls
-    options: DispatchOptions
-    stop_grace_s: float = 30.0
-    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def settings_of(self, backend: str) -> dict[str, str]:
-        """Those of `backend_config` for a backend, and for all."""
-        return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
 
 
 class VersionRuntime:
@@ -83,7 +54,8 @@ class VersionRuntime:
         self._context = context
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._plan: dict[str, PlannedInstance] = {}
+        self._groups = InstanceGroups(context.counts)
+        self._completed: Json | None = None
         self._life = VersionLife((), completes=False)
         self._instances: dict[str, ModelInstance] = {}
         self._loaded: asyncio.Future[None] = self._loop.create_future()
@@ -121,8 +93,8 @@ class VersionRuntime:
         follows, as it does after `unload`."""
         draft = self.draft
         try:
-            self._plan = {one.name: one for one in planned_instances(draft.instance_groups)}
-            self._life = VersionLife(list(self._plan), completes=draft.is_completed_by_model)
+            self._groups.begin(draft)
+            self._life = VersionLife(list(self._groups.plan), completes=draft.is_completed_by_model)
             if not draft.is_completed_by_model:
                 await self._accept(None)
         except LoadError as error:
@@ -130,6 +102,54 @@ class VersionRuntime:
         else:
             self._perform(self._life.begin())
         await self._loaded
+
+    @property
+    def instances(self) -> ScaledInstances:
+        return self
+
+    @property
+    def count(self) -> int:
+        return self._groups.count
+
+    @property
+    def hosts(self) -> Mapping[str, int]:
+        return Counter(one.link.host for one in self._instances.values() if one.results is not None)
+
+    @property
+    def is_changing(self) -> bool:
+        return self._groups.is_changing or self._life.is_changing
+
+    @property
+    def busy_s(self) -> float:
+        return self.runner.busy_s
+
+    def can_follow(self, draft: ModelDraft) -> bool:
+        return self._groups.can_become(draft)
+
+    async def follow(self, draft: ModelDraft) -> None:
+        if draft.instance_groups != self.draft.instance_groups:
+            spec = await asyncio.to_thread(draft.complete, self.version, self._completed)
+            await self._groups.change(self._groups.of(draft), self._resize)
+            self.spec = spec
+        self.draft = draft
+
+    async def set_count(self, count: int) -> None:
+        await self._groups.set_count(count, self._resize)
+
+    def spread(self) -> None:
+        hosts = self._context.launcher.host_names
+        if len(hosts) > 1 and self._life.phase is ModelPhase.READY and not self._life.is_changing:
+            links = [instance.link for instance in self._instances.values()]
+            found = instance_to_move([placed_at(link.start, link.host) for link in links], hosts)
+            if found is not None:
+                log.info("instance %s of model %r moves from host %s", found.name, self.draft.name, found.host)
+                self._perform(self._life.move(found.name))
+
+    def _resize(self, names: Sequence[str]) -> None:
+        """Raises LoadError."""
+        if self._life.phase is not ModelPhase.READY:
+            raise LoadError(f"version {self.version} of model '{self.draft.name}' does not serve")
+        self._perform(self._life.resize(names))
 
     def submit(self, active: ActiveRequest) -> None:
         """Queues a request that has been checked. Raises InferError."""
@@ -144,7 +164,7 @@ class VersionRuntime:
             name = f"'{self.draft.name}' version {self.version}"
             message = f"Request for unknown model: {name} is not at ready state"
             return InferError(message, InferErrorCode.UNAVAILABLE)
-        return unhealthy(next(iter(self._plan))) if self._life.is_down else None
+        return unhealthy(next(iter(self._groups.plan))) if self._life.is_down else None
 
     def unload(self) -> None:
         """Lets requests end, then stops the instances."""
@@ -183,12 +203,15 @@ class VersionRuntime:
 
     def instance_failed(self, name: str, cause: str) -> None:
         self._perform(self._life.failed(name, cause))
+        self._groups.failed(name, cause)
 
     def instance_ended(self, name: str, end: ProcessEnd) -> None:
         launch, gate = self._instances.pop(name).link.start.launch, self._context.options.gate
         if gate is not None:
             gate.remove(launch)
         self._perform(self._life.ended(name, end, self._loop.time()))
+        if not end.is_host_lost:
+            self._groups.failed(name, end.reason)
         if self._life.is_down:
             self.runner.fail_all(unhealthy(name))
 
@@ -196,6 +219,7 @@ class VersionRuntime:
         self._context.controls.control(call, link)
 
     async def _complete(self, config: Json) -> None:
+        self._completed = config
         try:
             await self._accept(config)
         except LoadError as error:
@@ -209,7 +233,7 @@ class VersionRuntime:
             spec = await asyncio.to_thread(self.draft.complete, self.version, config)
             self._warm_up = await asyncio.to_thread(warm_up_requests, spec)
             self.spec, self.check = spec, RequestCheck(spec)
-            self.runner = RequestRunner(spec, self.recorder, self._context.options, self._idle)
+            self.runner = RequestRunner(spec, self.recorder, self._context.options, self._idle, self._emptied)
         except LoadError:
             raise
         except (OSError, ValueError) as error:
@@ -228,6 +252,10 @@ class VersionRuntime:
         """The last request has ended."""
         if self._life.phase is ModelPhase.UNLOADING:
             self._perform(self._life.drained())
+
+    def _emptied(self, name: str) -> None:
+        """The requests have ended of an instance that leaves."""
+        self._perform(self._life.emptied(name))
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -250,11 +278,14 @@ class VersionRuntime:
             case Do.COMPLETE:
                 self._instances[name].link.complete_config(orjson.dumps(self.draft.config_to_complete()))
             case Do.INITIALIZE:
-                self._initialize(name)
+                initialize = initialize_of(self.spec, self.version, self._groups.plan[name])
+                self._instances[name].link.initialize(initialize)
             case Do.WARM:
                 self._instances[name].warm_up(self._warm_up)
             case Do.SERVE:
                 self._serve(name)
+            case Do.DRAIN:
+                self.runner.retire_instance(name)
             case Do.RETIRE:
                 self.runner.remove_instance(name, unhealthy(name))
             case Do.STOP:
@@ -268,29 +299,14 @@ class VersionRuntime:
                 self._end()
 
     def _start(self, name: str) -> None:
-        draft, planned = self.draft, self._plan[name]
-        start = StartInstance(
-            launch=new_launch_id(),
-            name=name,
-            model=draft.name,
-            version=self.version,
-            backend=draft.backend,
-            folder=str(draft.folder),
-            version_folder=str(draft.folder / self.version),
-            model_file=draft.model_file,
-            parameters=draft.parameters,
-            kind=planned.kind,
-            device=planned.device,
-            revision=draft.revision_of(self.version),
-            settings=self._context.settings_of(draft.backend),
-            backend_file=draft.backend_file,
-        )
+        settings = self._context.settings_of(self.draft.backend)
+        start = start_of(self.draft, self.version, self._groups.plan[name], settings)
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))
 
     def _enter_gate(self, name: str) -> InferError | None:
         """Returns why it may not execute."""
-        gate, planned = self._context.options.gate, self._plan[name]
+        gate, planned = self._context.options.gate, self._groups.plan[name]
         if gate is not None:
             try:
                 gate.add(self._instances[name].link.start.launch, planned.group, planned.device, self._turn_soon)
@@ -302,33 +318,20 @@ class VersionRuntime:
         """An instance that had to wait at the gate may try again."""
         self.runner.turn_soon()
 
-    def _initialize(self, name: str) -> None:
-        spec, planned, instance = self.spec, self._plan[name], self._instances[name]
-        args = {
-            "model_config": spec.config_json.decode(),
-            "model_instance_kind": planned.kind_name,
-            "model_instance_device_id": str(planned.device),
-            "model_instance_name": name,
-            "model_repository": str(spec.folder),
-            "model_version": self.version,
-            "model_name": spec.name,
-        }
-        outputs = {tensor.name: tensor.datatype for tensor in spec.outputs}
-        if spec.sequence_batching is not None:
-            outputs.update({state.output_name: state.datatype for state in spec.sequence_batching.states})
-        instance.link.initialize(InitializeInstance(args, outputs, spec.is_decoupled))
-
     def _serve(self, name: str) -> None:
         instance = self._instances[name]
         instance.results = self.runner
         self.runner.add_instance(name, instance.link, instance.link.start.launch)
+        self._groups.served(name)
+        self._loop.call_soon(self.spread)
 
     def _end(self) -> None:
         """All instances are gone."""
         if self._is_complete:
-            self.runner.fail_all(unhealthy(next(iter(self._plan), self.draft.name)))
+            self.runner.fail_all(unhealthy(next(iter(self._groups.plan), self.draft.name)))
             self.runner.close()
         self._fail_load()
+        self._groups.give_up("it was unloaded")
         self._has_ended.set()
         self._on_end(self)
 

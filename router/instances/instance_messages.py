@@ -11,7 +11,7 @@ from slipstream.router.instances.messages import (
     Completed,
     ControlCall,
     ExecuteRequest,
-    Failed,
+    InstanceFailed,
     InstanceMessage,
     InstanceResponse,
     LogLine,
@@ -113,7 +113,7 @@ def instance_message(head: Json, payload: Payload, places: PlaceReader) -> Insta
         case "ready":
             return Ready()
         case "failed":
-            return Failed(head["error"], head.get("code") or "INTERNAL")
+            return InstanceFailed(head["error"], head.get("code") or "INTERNAL")
         case other:
             raise FrameError(f"an instance does not say {other!r}")
 

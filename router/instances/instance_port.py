@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.router.instances.frames.frame_connection import FrameConnection
@@ -30,7 +30,8 @@ BEAT_S = 5.0
 class InstancePortConfig:
     """`unix_path` "": no Unix socket. `token` is the cluster's worker token. An instance whose host and connection are
     both away has ended after `away_s`. Instances of an earlier router that no launch wants are stopped after
-    `spare_s`; for `gather_s` after the first host has come with some, nothing new is started."""
+    `spare_s`. For `gather_s` after the first host has come, nothing new is started where it has some, or where fewer
+    than `num_hosts` are there."""
 
     token: str
     unix_path: str = ""
@@ -38,6 +39,7 @@ class InstancePortConfig:
     away_s: float = 10.0
     spare_s: float = 120.0
     gather_s: float = 2.0
+    num_hosts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,12 @@ class InstancePort:
         self._epoch = time.time_ns()
         self._files = MappedFiles()
         self._launches = Launches(
-            observer, memory_id(), away_s=config.away_s, spare_s=config.spare_s, gather_s=config.gather_s
+            observer,
+            memory_id(),
+            away_s=config.away_s,
+            spare_s=config.spare_s,
+            gather_s=config.gather_s,
+            num_hosts=config.num_hosts,
         )
         self._servers: list[asyncio.Server] = []
         self._connections: set[FrameConnection] = set()
@@ -126,6 +133,11 @@ class InstancePort:
         ]
 
     @property
+    def host_names(self) -> Collection[str]:
+        """Of those that are connected."""
+        return self._launches.hosts.keys()
+
+    @property
     def ledger(self) -> InstanceLedger:
         links = self._launches.links.values()
         return InstanceLedger(
@@ -138,9 +150,9 @@ class InstancePort:
         )
 
     def launch(self, start: StartInstance, owner: InstanceOwner, host: str = "") -> InstanceLink:
-        """Starts an instance on this host; "": on the one with the fewest. Without such a host it waits for one. If an
-        instance runs already that an earlier router has started in the same way, with the same `revision`, this is
-        taken instead. `InstanceOwner.connected` or `ended` follows."""
+        """Starts an instance on this host; "": so that those of its version are spread. Without such a host it waits
+        for one. If an instance runs already that an earlier router has started in the same way, with the same
+        `revision`, this is taken instead. `InstanceOwner.connected` or `ended` follows."""
         link = InstanceLink(start, owner, self._launches, self._pool, self._files)
         self._launches.add(link, host)
         return link

@@ -16,7 +16,7 @@ from slipstream.router.instances.messages import (
     Completed,
     ControlCall,
     Executed,
-    Failed,
+    InstanceFailed,
     InstanceMessage,
     InstanceResponse,
     LogLine,
@@ -82,6 +82,7 @@ class InstanceReceiver:
             head["input_ns"],
             head["output_ns"],
             head.get("error_code"),
+            self._places.lost(head.get("lost_file")),
         )
 
     def _response(self, n: int, fields: dict[str, Any] | None, payload: Payload) -> InstanceResponse | None:
@@ -121,7 +122,7 @@ class InstanceReceiver:
                 owner.completed(message.config)
             case Ready():
                 owner.ready()
-            case Failed():
+            case InstanceFailed():
                 owner.failed(message.error, known_code(message.code))
 
     def _responded(self, message: Responded) -> None:

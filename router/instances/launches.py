@@ -14,6 +14,7 @@ from slipstream.router.instances.host_messages import InstanceHello
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.instance_owner import PortObserver
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
+from slipstream.router.instances.placement.host_choice import Placed, host_for
 from slipstream.router.instances.spares import Spares
 
 SPARE_GRACE_S = 10.0  # to finalize an instance that no one wants any more
@@ -26,10 +27,11 @@ class Launches:
     again without it, or when its host and its own connection are both away for `away_s`.
 
     When the first host comes with instances of an earlier router, others may have some, too. For `gather_s` nothing is
-    started, so that a launch finds its spare on whichever host it is."""
+    started, so that a launch finds its spare on whichever host it is. Nor is anything until `num_hosts` are there, so
+    that the first one does not get what is to be spread."""
 
     def __init__(
-        self, observer: PortObserver, memory_id: str, *, away_s: float, spare_s: float, gather_s: float
+        self, observer: PortObserver, memory_id: str, *, away_s: float, spare_s: float, gather_s: float, num_hosts: int
     ) -> None:
         self.hosts: dict[str, HostLink] = {}
         self.links: dict[str, InstanceLink] = {}  # by launch
@@ -38,6 +40,7 @@ class Launches:
         self._memory_id = memory_id
         self._away_s = away_s
         self._gather_s = gather_s
+        self._num_hosts = num_hosts
         self._has_gathered = False
         self._gathering: asyncio.TimerHandle | None = None
         self._waiting: dict[str, str] = {}  # launches without a host: the name of the one they want, or ""
@@ -48,8 +51,8 @@ class Launches:
         return sum(link.host == host for link in self.links.values())
 
     def add(self, link: InstanceLink, host: str) -> None:
-        """Takes an equal instance of an earlier router, or starts one on this host, or on that with the fewest; waits
-        if there is none."""
+        """Takes an equal instance of an earlier router, or starts one on this host, or on the one that `host_for` says;
+        waits if there is none."""
         self.links[link.start.launch] = link
         self._waiting[link.start.launch] = host
         self._place_waiting()
@@ -77,9 +80,7 @@ class Launches:
                 )
         for start in starts.values():
             self._found(host, start, now)
-        if len(self.spares) > 0 and not self._has_gathered:
-            self._has_gathered = True
-            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._gathered)
+        self._gather()
         self._place_waiting()
         self._stop_unwanted(now)
         self._observer.hosts_changed()
@@ -123,6 +124,16 @@ class Launches:
         if self._gathering is not None:
             self._gathering.cancel()
 
+    def _gather(self) -> None:
+        """A host has come: waits for others, once, or no longer."""
+        are_all_there = len(self.hosts) >= self._num_hosts
+        if self._gathering is not None and are_all_there and not len(self.spares):
+            self._gathering.cancel()
+            self._gathering = None
+        if not self._has_gathered and (len(self.spares) or not are_all_there):
+            self._has_gathered = True
+            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._gathered)
+
     def _found(self, host: HostLink, start: StartInstance, now: float) -> None:
         """The host runs this instance."""
         link = self.links.get(start.launch)
@@ -137,7 +148,7 @@ class Launches:
     def _place_waiting(self) -> None:
         for launch, wanted in list(self._waiting.items()):
             if not self._take_spare(self.links[launch]):
-                host = self.hosts.get(wanted) if wanted else self._emptiest()
+                host = self.hosts.get(wanted or self._host_for(self.links[launch].start))
                 if host is not None and self._gathering is None:
                     del self._waiting[launch]
                     link = self.links[launch]
@@ -180,8 +191,15 @@ class Launches:
             if spare.host in self.hosts:
                 self.hosts[spare.host].stop(launch, SPARE_GRACE_S)
 
-    def _emptiest(self) -> HostLink | None:
-        return min(self.hosts.values(), key=lambda host: self.num_instances(host.name), default=None)
+    def _host_for(self, start: StartInstance) -> str:
+        placed = [placed_at(link.start, link.host) for link in self.links.values() if link.host]
+        wanted = placed_at(start, "")
+        return host_for(wanted.version, wanted.device, placed, self.hosts.keys()) or ""
+
+
+def placed_at(start: StartInstance, host: str) -> Placed:
+    device = start.device if start.kind == "KIND_GPU" else None
+    return Placed(start.name, (start.model, start.version), device, host)
 
 
 def new_launch_id() -> str:

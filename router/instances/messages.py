@@ -76,7 +76,8 @@ class InstanceResponse:
 class Executed:
     """`responses` are in the order of the batch, None where there is none (yet); empty if the model is decoupled.
     `error` is the text for all requests of the batch that have no response; with an `error_code` of Triton's it stands
-    as it is, else it is what Python code has raised. `rescheduled` are numbers `n`."""
+    as it is, else it is what Python code has raised. `rescheduled` are numbers `n`. `lost_file` is the key of an
+    instance's memory that was not there any more, so that nothing was executed."""
 
     batch: int
     responses: list[InstanceResponse | None]
@@ -86,6 +87,7 @@ class Executed:
     input_ns: int = 0
     output_ns: int = 0
     error_code: str | None = None
+    lost_file: str | None = None
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class InstanceFailed:
     """Import, completion or initialisation failed, with this text and code of Triton's."""
 
     error: str
@@ -175,7 +177,7 @@ InstanceMessage = (
     | LogLine
     | Completed
     | Ready
-    | Failed
+    | InstanceFailed
     | CallCancelled
     | MetricsChanged
     | Released

@@ -92,6 +92,10 @@ class LanguageVersion:
     def is_down(self) -> bool:
         return self._link is not None and not self._link.serves
 
+    @property
+    def instances(self) -> None:
+        return None
+
     async def load(self) -> None:
         try:
             settings = await asyncio.to_thread(LanguageSettings.read, self.draft, self.version)

@@ -17,7 +17,7 @@ from slipstream.router.language_backends.settings.language_settings import (
 )
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError
-from slipstream.router.status.wanted_models import WantedModel, WantedModels
+from slipstream.router.status.wanted_models import Want, WantedModel, WantedModels
 
 LINK_WAIT_S = 10.0  # for another model of the repository, which is read in some milliseconds
 STOPPING = "Unavailable: the server is stopping"
@@ -63,7 +63,7 @@ class ModelLinks:
         self._wanted = wanted
         self._named = named
         self._own: set[str] = set()  # names that models of the repository have wanted for themselves
-        self._links: dict[str, list[WantedModel]] = {}  # by the name of the served model, the latest is the last one
+        self._links: list[ModelLink] = []  # the latest is the last one
         self._news = asyncio.Event()
         self._failures: list[tuple[WantedModel, str]] = []  # that have not been wanted again
         self._is_closed = False
@@ -71,11 +71,11 @@ class ModelLinks:
     async def link(self, draft: ModelDraft, version: str, settings: LanguageSettings) -> ModelLink:
         """Raises LoadError if it cannot be known which model is meant."""
         wanted = await self._meant(draft, version, settings)
-        self._links.setdefault(wanted.name, []).append(wanted)
         self._failures = [failure for failure in self._failures if failure[0] != wanted]
-        self._wanted.want(wanted)
+        link = ModelLink(draft.name, self._wanted.want(wanted), self)
+        self._links.append(link)
         self._changed()
-        return ModelLink(wanted, self)
+        return link
 
     def failed(self, model: WantedModel, reason: str) -> None:
         """The cluster could not start it."""
@@ -116,15 +116,12 @@ class ModelLinks:
 
     def _has_followed(self, model: WantedModel) -> bool:
         """Whether what is served by the name is this model, and not another one that it is to follow."""
-        follows_another = any(link != model for link in self._links.get(model.name, ()))
+        follows_another = any(link.model == model.name and link.want.model != model for link in self._links)
         return not follows_another or self._wanted.is_served(model)
 
-    def release(self, model: WantedModel) -> None:
-        links = self._links[model.name]
-        links.remove(model)
-        if not links:
-            del self._links[model.name]
-        self._wanted.drop(model)
+    def release(self, link: ModelLink) -> None:
+        self._links.remove(link)
+        self._wanted.drop(link.want)
 
     def _changed(self) -> None:
         self._news.set()
@@ -164,20 +161,25 @@ class ModelLinks:
         """What serves another model of the repository, which may be loaded at the same time. Raises LoadError."""
         try:
             async with asyncio.timeout(LINK_WAIT_S):
-                while named not in self._links:
+                while (found := self._latest_of(named)) is None:
                     await self._news.wait()
         except TimeoutError:
             text = f"the language model of '{model}' is to be {named!r}, a model of the repository that is not loaded"
             raise LoadError(f"Unavailable: {text}") from None
-        return self._links[named][-1]
+        return found
+
+    def _latest_of(self, model: str) -> WantedModel | None:
+        """What serves a model of the repository now."""
+        return next((link.want.model for link in reversed(self._links) if link.of == model), None)
 
 
 class ModelLink:
-    """The served model that a version uses, until `release`."""
+    """The served model `model` that a version `of` a model of the repository uses, until `release`."""
 
-    def __init__(self, wanted: WantedModel, links: ModelLinks) -> None:
-        self.model = wanted.name
-        self._wanted = wanted
+    def __init__(self, of: str, want: Want, links: ModelLinks) -> None:
+        self.of = of
+        self.model = want.model.name
+        self.want = want
         self._links = links
 
     @property
@@ -186,7 +188,7 @@ class ModelLink:
 
     async def wait_until_served(self) -> None:
         """Raises LoadError if the cluster cannot start it."""
-        await self._links.wait_until_served(self._wanted)
+        await self._links.wait_until_served(self.want.model)
 
     def release(self) -> None:
-        self._links.release(self._wanted)
+        self._links.release(self)

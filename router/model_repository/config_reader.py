@@ -13,8 +13,8 @@ from slipstream.router.model_repository.version_policy import versions_in
 
 
 def read_config(model: str, folder: ModelFolder, options: ReadOptions, config_json: str = "") -> ModelConfig:
-    """`config_json` "": that of the folder, which may have none if the model may complete it. Raises ConfigError, and
-    OSError or UnicodeDecodeError."""
+    """`config_json` "": that of the folder, which may have none if the model may complete it. Raises
+    ModelConfigError, OSError or UnicodeDecodeError."""
     config = parse_json(config_json) if config_json else _config_of(folder, options)
     config.name = config.name or model
     versions = versions_in(folder.subfolders())

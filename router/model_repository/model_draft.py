@@ -11,12 +11,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from xxhash import xxh3_128
 
 from slipstream.router.model_repository.config.completion import completed_config
-from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
+from slipstream.router.model_repository.config.config_fault import ModelConfigError, raise_first
 from slipstream.router.model_repository.config.config_json import to_dict
 from slipstream.router.model_repository.config.config_text import from_dict
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults
-from slipstream.router.model_repository.config.model_files import ModelFiles
+from slipstream.router.model_repository.config.model_files import ModelFolderFiles
 from slipstream.router.model_repository.config.model_spec_reader import read_groups, read_parameters, read_spec
 from slipstream.router.model_repository.config.sequence_checks import state_faults
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
@@ -69,7 +69,7 @@ class ModelDraft:
         """As they will be: no model changes them. Raises LoadError (a GPU that is not there)."""
         try:
             return read_groups(self._with_instances())
-        except ConfigError as error:
+        except ModelConfigError as error:
             raise LoadError(error.fault.status) from None
 
     @property
@@ -92,7 +92,7 @@ class ModelDraft:
         LoadError."""
         try:
             return to_dict(self._with_instances())
-        except ConfigError as error:
+        except ModelConfigError as error:
             raise LoadError(error.fault.status) from None
 
     def complete(self, version: str, completed: Mapping[str, Any] | None = None) -> ModelSpec:
@@ -105,8 +105,8 @@ class ModelDraft:
             raise_first(model_faults(config))
             raise_first(tensor_faults(config))
             raise_first(state_faults(config))
-            return read_spec(config, version, self.versions, ModelFiles(self.name, self.folder))
-        except ConfigError as error:
+            return read_spec(config, version, self.versions, ModelFolderFiles(self.name, self.folder))
+        except ModelConfigError as error:
             raise LoadError(error.fault.status) from None
 
     def keeps_version(self, version: str, before: ModelDraft) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
-from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
+from slipstream.router.model_repository.config.config_fault import ModelConfigError, raise_first
 from slipstream.router.model_repository.config.model_checks import model_faults, name_faults
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.config_reader import read_config
@@ -127,7 +127,7 @@ class ModelRepository:
                 raise_first(tensor_faults(config))
             raise_first(name_faults(config, model))
             versions = served_versions(config, versions_in(folder.subfolders()))
-        except (ConfigError, OSError, UnicodeDecodeError) as error:
+        except (ModelConfigError, OSError, UnicodeDecodeError) as error:
             raise RepositoryError(str(error)) from None
         if not versions:
             raise LoadError(f"at least one version must be available under the version policy of model '{model}'")

@@ -10,10 +10,10 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.model_repository.config.config_fault import ConfigFault, ModelConfigError
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
-from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER, ModelFiles
+from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER, ModelFolderFiles
 from slipstream.router.model_repository.config.model_spec_reader import read_spec
 from slipstream.router.model_repository.config.sequence_checks import state_faults
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
@@ -26,6 +26,7 @@ from slipstream.router.model_repository.refusals import unserved_faults
 from slipstream.router.model_repository.repository_error import AMBIGUOUS, LoadError
 from slipstream.router.model_repository.sources.model_folder import ModelFolder
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
+from slipstream.router.tensors.backend_packages import missing_package
 from slipstream.router.tensors.model_spec import ModelSpec
 
 PYTHON = "python"
@@ -98,15 +99,15 @@ class ModelCheck:
             config = read_config(self.name, self.folder, self.options)
             if self._may_complete_tensors(config) or any(self._config_faults(config)):
                 return None
-            return read_spec(config, "1", ("1",), ModelFiles(self.name, self.folder.path))
-        except (ConfigError, OSError, UnicodeDecodeError):
+            return read_spec(config, "1", ("1",), ModelFolderFiles(self.name, self.folder.path))
+        except (ModelConfigError, OSError, UnicodeDecodeError):
             return None
 
     def problems(self) -> list[Problem]:
         try:
             config = read_config(self.name, self.folder, self.options)
             set_instance_groups(config, self.options.devices)
-        except ConfigError as error:
+        except ModelConfigError as error:
             return [self._of(error.fault)]
         except (OSError, UnicodeDecodeError) as error:
             return [Problem(str(self.file), "", str(error))]
@@ -128,11 +129,19 @@ class ModelCheck:
         yield from faults
         if not faults:
             yield from unserved_faults(config, self.options)
+            yield from self._package_faults(config)
             yield from self._named_file_faults(config)
         for index, step in enumerate(config.ensemble_scheduling.step):
             if step.model_name not in self.models:
                 text = f"ensemble {self.name} contains models that are not available or ambiguous: {step.model_name}"
                 yield ConfigFault(f"ensemble_scheduling.step[{index}].model_name", text)
+
+    def _package_faults(self, config: ModelConfig) -> Iterator[ConfigFault]:
+        """Of a backend whose package is missing here, where the models will most likely run."""
+        is_ours = self.options.backend_directory.file_of(config.backend) is None
+        text = missing_package(config.backend) if is_ours else ""
+        if text:
+            yield ConfigFault("backend", text)
 
     def _may_complete_tensors(self, config: ModelConfig) -> bool:
         """Whether the model may set what its inputs and outputs lack: a backend by its file, a Python model by its
@@ -156,8 +165,8 @@ class ModelCheck:
                 if not tensors[index].data_type:
                     del tensors[index]
         try:
-            spec = read_spec(known, "1", ("1",), ModelFiles(self.name, self.folder.path))
-        except ConfigError as error:
+            spec = read_spec(known, "1", ("1",), ModelFolderFiles(self.name, self.folder.path))
+        except ModelConfigError as error:
             yield error.fault
             return
         for index, sample in enumerate(spec.warmup):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
 
@@ -13,16 +15,23 @@ LOADING = "models of the repository are being loaded"  # why a router is not rea
 
 
 def repository_status(
-    index: Iterable[IndexEntry], failures: Mapping[str, str], *, is_ready: bool, ledger: Mapping[str, int]
+    index: Iterable[IndexEntry],
+    failures: Mapping[str, str],
+    *,
+    is_ready: bool,
+    ledger: Mapping[str, int],
+    instances: Iterable[InstancesStatus] = (),
 ) -> dict[str, Any]:
     """The versions of all models, and whether the server is ready as KServe means it. `failures`: why the latest load
     of a model has failed, by name, which KServe's index does not say of models that serve and those that could not be
-    read. `ledger`: how many instances, requests and pieces of memory there are, by name."""
+    read. `ledger`: how many instances, requests and pieces of memory there are, by name. `instances`: those of
+    each version that has some."""
     entries = list(index)
     names = {entry.name for entry in entries}
     entries += [IndexEntry(name) for name in failures if name not in names]
     models = [shown(entry, failures.get(entry.name, "")) for entry in sorted(entries, key=lambda entry: entry.name)]
-    return {"ready": is_ready, "models": models, "ledger": dict(ledger)}
+    counts = [asdict(one) for one in instances]
+    return {"ready": is_ready, "models": models, "ledger": dict(ledger), "instances": counts}
 
 
 def shown(entry: IndexEntry, failure: str) -> dict[str, str]:

@@ -67,16 +67,18 @@ class WantedModels:
         """Those that were not dropped; 0 when nothing is loaded."""
         return sum(map(len, self._wants.values()))
 
-    def want(self, model: WantedModel) -> None:
-        self._wants.setdefault(model.name, []).append(Want(next(self._numbers), model))
+    def want(self, model: WantedModel) -> Want:
+        """Until it is dropped, or has failed."""
+        want = Want(next(self._numbers), model)
+        self._wants.setdefault(model.name, []).append(want)
         self._tell()
+        return want
 
-    def drop(self, model: WantedModel) -> None:
-        """One that wanted it does not any more. Unknown ones are ignored."""
-        wants = self._wants.get(model.name, [])
-        first = next((want for want in wants if want.model == model), None)
-        if first is not None:
-            self._keep(model.name, [want for want in wants if want is not first])
+    def drop(self, want: Want) -> None:
+        """What wanted it does not any more. One that has failed is ignored: others may want the same model since."""
+        wants = self._wants.get(want.model.name, [])
+        if want in wants:
+            self._keep(want.model.name, [one for one in wants if one != want])
 
     def fail(self, model: WantedModel, reason: str) -> None:
         """The cluster has given a model up, so that what wanted the same name before counts again. One that is not

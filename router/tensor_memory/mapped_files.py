@@ -30,6 +30,13 @@ class MappedFiles:
         for key in [key for key in self._regions if key.startswith(prefix)]:
             self._regions.pop(key).is_named = False
 
+    def forget_file(self, key: str) -> bool:
+        """One file has no name any more. Whether it was known as one of Slipstream, whose process is ending."""
+        region = self._regions.pop(key, None)
+        if region is not None:
+            region.is_named = False
+        return region is not None or key.startswith(PREFIX)
+
     def _region(self, key: str) -> MappedRegion:
         region = self._regions.pop(key, None)
         if region is None:

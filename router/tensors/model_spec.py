@@ -71,7 +71,7 @@ class InitialState:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceState:
+class ImplicitStateSpec:
     """Implicit state: an output of one request that is an input of the next one of its sequence."""
 
     input_name: str
@@ -89,7 +89,7 @@ class SequenceBatching:
     strategy: Literal["direct", "oldest"] = "direct"
     max_idle_us: int = 1_000_000
     controls: tuple[SequenceControl, ...] = ()
-    states: tuple[SequenceState, ...] = ()
+    states: tuple[ImplicitStateSpec, ...] = ()
     is_iterative: bool = False
     max_queue_delay_us: int = 0
     minimum_slot_utilization: float = 0.0  # direct

@@ -16,7 +16,7 @@ from slipstream.workers.engine.engine_builder import engine_limits
 from slipstream.workers.engine.limits.pool_size import page_demand
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend
-from slipstream.workers.models.directory.model_spec import ModelSpec
+from slipstream.workers.models.directory.model_spec import LanguageModelSpec
 
 from .engine_driver import Generated, Results, greedy_request, run, ticket_for
 from .prompts import MAX_MODEL_LEN, NUM_NEW_TOKENS, PAGE_TOKENS
@@ -55,7 +55,7 @@ class Setting:
         return NativeEngine(engine_limits(self.model_dir, config, model=self.spec), ranks)
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> LanguageModelSpec:
         return self.local.runner.model.config
 
     def requests(self, name: str, **more: object) -> list[EngineRequest]:

@@ -4,7 +4,8 @@
     .venv/bin/python scripts/faults/tensor_campaign.py OPTIONS
 
     --minutes 4 --seed 1                   a real cluster under load and faults
-    --minutes 4 --faults router,host       only these: instance freeze host router both driver
+    --minutes 4 --faults router,host       only these: instance freeze host router both driver worker
+    --minutes 4 --graphs                   also ensembles, a language model, models in ONNX, endpoints and versions
     --soak --requests 20000 --loads 100    no faults, one kind of request after the other: is memory flat?
 
 Exits with 1 if anything was wrong. docs/results/faults.md says what to expect.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.tensor_faults.tensor_campaign import MIX, TensorPlan, run_tensor_cluster
+from tests.support.tensor_faults.tensor_campaign import GRAPH_MIX, MIX, TensorPlan, run_tensor_cluster
 from tests.support.tensor_faults.tensor_soak import KINDS, Soak, run_soak
 
 
@@ -29,7 +30,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="by default a random one")
     parser.add_argument("--minutes", type=float, default=4.0, help="how long faults go on")
-    parser.add_argument("--faults", default=",".join(MIX), help="kinds, with commas; one named twice comes more often")
+    parser.add_argument("--graphs", action="store_true", help="with ensembles, a language model, ONNX and versions")
+    parser.add_argument("--faults", help="kinds, with commas; one named twice comes more often")
+    parser.add_argument("--pause", type=float, default=5.0, help="seconds between two faults, at most")
     parser.add_argument("--clients", type=int, default=4, help="of each protocol")
     parser.add_argument("--no-reloads", action="store_true", help="load and unload nothing meanwhile")
     parser.add_argument("--keep", type=Path, help="a new folder for the logs, instead of a temporary one")
@@ -51,13 +54,21 @@ def soak(options: argparse.Namespace, folder: Path) -> int:
     return 1 if outcome.wrong else 0
 
 
+def faults(options: argparse.Namespace) -> tuple[str, ...]:
+    if options.faults is None:
+        return GRAPH_MIX if options.graphs else MIX
+    return tuple(filter(None, options.faults.split(",")))
+
+
 def campaign(options: argparse.Namespace, folder: Path) -> int:
     plan = TensorPlan(
         seed=options.seed if options.seed is not None else secrets.randbelow(1 << 20),
         seconds=60 * options.minutes,
-        faults=tuple(filter(None, options.faults.split(","))),
+        faults=faults(options),
         num_clients=options.clients,
         reloads=not options.no_reloads,
+        graphs=options.graphs,
+        pause_s=(0.3 * options.pause, options.pause),
     )
     print(f"seed {plan.seed}", flush=True)
     outcome = run_tensor_cluster(plan, folder)

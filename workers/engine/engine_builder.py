@@ -38,7 +38,7 @@ from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelSpec, check_tp
+from slipstream.workers.models.directory.model_spec import GeneralSpec, LanguageModelSpec, check_tp
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
 from slipstream.workers.models.interface.model import Model
@@ -64,7 +64,7 @@ def engine_limits(
     max_queued_tokens: int = 8192,
     model_id: str | None = None,
     ranks_on_host: int = 1,
-    model: ModelSpec | None = None,
+    model: LanguageModelSpec | None = None,
     kv_budget_bytes: int | None = None,
     holds_prompts: bool = False,
 ) -> EngineLimits:
@@ -113,13 +113,13 @@ def engine_limits(
     )
 
 
-def _max_scored_tokens(model: ModelSpec) -> int | None:
+def _max_scored_tokens(model: LanguageModelSpec) -> int | None:
     """The native families have their output layer computed for some rows at a time, so that any number will do."""
     return max(1, SCORES_BYTES // (4 * model.vocab_size)) if isinstance(model, GeneralSpec) else None
 
 
 def _auto_pool_size(
-    model_dir: Path | str, config: EngineConfig, model: ModelSpec, tp: TensorParallel, ranks_on_host: int
+    model_dir: Path | str, config: EngineConfig, model: LanguageModelSpec, tp: TensorParallel, ranks_on_host: int
 ) -> int:
     """The number of pages that the free memory of all ranks allows."""
     device = _device(config, tp)
@@ -142,7 +142,7 @@ def build_runner(
     tp: TensorParallel | None = None,
     memory: KvMemory | None = None,
     files: SteadyFiles | None = None,
-    spec: ModelSpec | None = None,
+    spec: LanguageModelSpec | None = None,
 ) -> ModelRunner:
     """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`), on the host
     from `memory` if that is given. `files` are those of the directory, as they were before anything was read;
@@ -214,7 +214,7 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
 
 def _load(
     model_dir: Path,
-    spec: ModelSpec,
+    spec: LanguageModelSpec,
     config: EngineConfig,
     dtype: torch.dtype,
     device: torch.device,
@@ -308,7 +308,7 @@ def _default_native_threads(tp: TensorParallel) -> int:
     return max(torch.get_num_threads(), of_group // tp.size)
 
 
-def _dtype(config: EngineConfig, model: ModelSpec) -> torch.dtype:
+def _dtype(config: EngineConfig, model: LanguageModelSpec) -> torch.dtype:
     return TORCH_DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
 
 

@@ -31,7 +31,7 @@ from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.limits.pool_size import longest_sequence, page_demand
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.models.description.describing import RemoteCode
-from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelSpec
+from slipstream.workers.models.directory.model_spec import GeneralSpec, LanguageModelSpec
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.spec_reader import read_spec
@@ -140,7 +140,7 @@ class RankParts:
     limits: EngineLimits
     runner: ModelRunner
     agent: RankAgent
-    model: ModelSpec
+    model: LanguageModelSpec
     files: SteadyFiles
     memory: KvMemory
 

@@ -26,7 +26,12 @@ class InstanceProcess:
         self._ended = ended
         self._kill_timer: asyncio.TimerHandle | None = None
         self._process = self._started(command)
-        self._descriptor = os.pidfd_open(self._process.pid)
+        try:
+            self._descriptor = os.pidfd_open(self._process.pid)
+        except OSError:  # no file can be opened any more
+            self.kill()
+            self._process.wait()
+            raise
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self._on_exit)
 

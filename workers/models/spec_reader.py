@@ -8,7 +8,7 @@ from slipstream.workers.models.description.describing import RemoteCode, describ
 from slipstream.workers.models.description.model_description import Found
 from slipstream.workers.models.directory.json_keys import ModelError, NotNativeError
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.model_spec import ModelImpl, ModelSpec
+from slipstream.workers.models.directory.model_spec import LanguageModelSpec, ModelImpl
 from slipstream.workers.models.directory.native_family import UnknownFamilyError
 from slipstream.workers.models.directory.weight_files import check_not_pickled
 
@@ -18,7 +18,7 @@ NOT_NATIVE = "transformers computes the model in place of native code, so steps 
 
 def read_spec(
     model_dir: Path, impl: ModelImpl = "auto", code: RemoteCode = "refused", *, in_subprocess: bool = False
-) -> ModelSpec:
+) -> LanguageModelSpec:
     """A `ModelConfig` if a native family computes the model, else a `GeneralSpec`. `code` is what may be done with code
     in the directory, which native models do not need.
 

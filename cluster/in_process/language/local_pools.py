@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.in_process.language.worker_group import WorkerGroup
 from slipstream.cluster.in_process.language.worker_plan import WorkerContact, worker_plan
 from slipstream.cluster.models.pool_step import ServedPools, asked_as
+from slipstream.cluster.repository.downloads import Downloads
+from slipstream.cluster.terminal.console import Console
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.router import Router
 from slipstream.router.status.wanted_models import WantedList, WantedModel
@@ -56,6 +59,7 @@ class LocalPools:
         self._folder = folder
         self._pools: dict[str, LocalPool] = {}
         self._num_started = 0
+        self._downloads = Downloads(Console(sys.stderr), must_be_newest=False)
 
     @property
     def names(self) -> Collection[str]:
@@ -69,7 +73,7 @@ class LocalPools:
         self._num_started += 1
         folder = self._folder / f"model-{self._num_started}"
         folder.mkdir()
-        plan = await asyncio.to_thread(worker_plan, model, self._repository, folder, self._contact)
+        plan = await asyncio.to_thread(worker_plan, model, self._repository, folder, self._contact, self._downloads)
         try:
             await self._router.models.add(plan.source)
         except (OSError, ValueError) as error:
@@ -116,5 +120,6 @@ class LocalPools:
         """A removal is never under way when this is asked: one task a model does all of its steps."""
 
     async def stop(self) -> None:
-        """Ends all workers."""
+        """Ends all workers, and what is being downloaded."""
+        self._downloads.abandon()  # the end of the event loop waits for the threads
         await asyncio.gather(*(pool.workers.stop(GRACE_S) for pool in self._pools.values()))

@@ -59,10 +59,10 @@ class WorkerGroup:
 
     def _start(self, name: str) -> None:
         path = self._folder / f"{name.rpartition('/')[2]}.json"
-        path.write_text(json.dumps(asdict(self._configs[name])), encoding="utf-8")
         argv = module_command(MODULE, "--config", str(path), "--parent", str(os.getpid()))
         command = LaunchCommand(argv, dict(os.environ))
         try:
+            path.write_text(json.dumps(asdict(self._configs[name])), encoding="utf-8")
             self._processes[name] = InstanceProcess(command, path.with_suffix(".log"), partial(self._ended, name))
         except OSError as error:
             self._died(name, f"no process can be started: {error.strerror or error}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from slipstream.cluster.config.model_entry import NO_MODEL, ModelEntry
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.fleet.fleet_port import FleetError
-from slipstream.cluster.repository.downloads import Downloads
+from slipstream.cluster.repository.model_location import ModelFiles
 from slipstream.cluster.sizing.chosen_entry import Room, chosen_entry
 from slipstream.cluster.sizing.machine_facts import read_machine
-from slipstream.cluster.terminal.console import Console
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.process.addresses import Endpoint
@@ -47,11 +45,12 @@ class WorkerContact:
     token: str
 
 
-def worker_plan(model: WantedModel, repository: RepositoryConfig, folder: Path, contact: WorkerContact) -> WorkerPlan:
+def worker_plan(
+    model: WantedModel, repository: RepositoryConfig, folder: Path, contact: WorkerContact, files: ModelFiles
+) -> WorkerPlan:
     """What `slipstream serve MODEL` would choose, with the settings of the model laid over it. `folder` gets the chosen
     entry. Blocks. Raises FleetError."""
     try:
-        files = Downloads(Console(sys.stderr), must_be_newest=False)
         cluster = ClusterConfig(NO_MODEL, repository=repository)
         path = folder / ENTRY_FILE
         path.write_text(chosen_entry(model, read_machine(), Room(), files, ModelCacheConfig()), encoding="utf-8")

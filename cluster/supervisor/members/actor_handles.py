@@ -13,6 +13,7 @@ from slipstream.cluster.supervisor.members.actors import ProcessHost
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.workers.telemetry.worker_report import LEADER_GONE
 
+MAX_CALLS = 32  # at a time: `run` and `wanted_models` last for ever, removals of models for as long as their requests
 STOP_PATIENCE_S = 2.0
 LEAVE_PATIENCE_S = 10.0
 REASON_PATIENCE_S = 1.0  # the leader says what it has heard of a rank that died after half a second
@@ -29,7 +30,7 @@ def start_actor(
         resources={kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU")},
         scheduling_strategy=strategy,
         max_restarts=0,  # the supervisor restarts it, not Ray, because a new incarnation needs new addresses
-        max_concurrency=8,  # `run` and `wanted_models` occupy one of these threads each, for ever
+        max_concurrency=MAX_CALLS,
     ).remote(name, deployment.log_path(name))
 
 

@@ -29,6 +29,7 @@ import uvloop
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
@@ -38,6 +39,7 @@ from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.grpc_tuning import spare_grpc_threads
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
@@ -274,6 +276,14 @@ class RouterHost(ProcessHost):
     def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
         """How the versions of a model of the repository do; None if there is no such model."""
         return self._ask(lambda router: router.tensor_versions(model))
+
+    def set_instance_counts(self, model: str, config: ByName[InstanceCountsConfig]) -> None:
+        """How many instances a model of the repository has."""
+        self._ask(lambda router: router.set_instance_counts(model, settings_of(config)))
+
+    def instances_status(self, model: str) -> list[InstancesStatus]:
+        """How many instances the versions of a model of the repository have; "": of all models."""
+        return self._ask(lambda router: router.instances_status(model))
 
     def ping(self) -> None:
         """Returns when the event loop has answered."""

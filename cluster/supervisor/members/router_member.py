@@ -29,6 +29,7 @@ from slipstream.cluster.supervisor.members.actor_handles import (
 from slipstream.cluster.supervisor.members.actors import ProcessLocation, ServingRouter
 from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
@@ -36,6 +37,7 @@ from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
@@ -143,8 +145,10 @@ class RouterMember:
         if standby is not None:
             with contextlib.suppress(RayError):  # it has died, too
                 return await self._warm_up(standby)
+        # What the first router had reserved, others may have by the time that one which waited has served and died.
+        resources = {"CPU": ROUTER_CPUS} if standby is None else {}
         # Soft affinity: if the driver's node offers no CPUs, the router goes elsewhere.
-        await self._warm_up(self._start({"CPU": ROUTER_CPUS}, NodeAffinitySchedulingStrategy(self._node_id, soft=True)))
+        await self._warm_up(self._start(resources, NodeAffinitySchedulingStrategy(self._node_id, soft=True)))
 
     async def _warm_up(self, actor: Any) -> None:
         self._actor = actor
@@ -362,6 +366,18 @@ class RouterMember:
     async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
         """How the versions of a model of the repository do; None if there is no such model."""
         found: TensorVersionsStatus | None = await self._ask(lambda actor: actor.tensor_versions.remote(model))
+        return found
+
+    async def set_instance_counts(self, model: str, config: InstanceCountsConfig) -> None:
+        """How many instances a model of the repository has, in this and in later incarnations."""
+        instances = {**self._repository.instances, model: config}
+        self._repository = dataclasses.replace(self._repository, instances=instances)
+        if self._run is not None:
+            await self._ask(lambda actor: actor.set_instance_counts.remote(model, by_name(config)))
+
+    async def instances_status(self, model: str) -> list[InstancesStatus]:
+        """How many instances the versions of a model of the repository have; "": of all models."""
+        found: list[InstancesStatus] = await self._ask(lambda actor: actor.instances_status.remote(model))
         return found
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:

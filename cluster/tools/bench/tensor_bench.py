@@ -21,9 +21,9 @@ from slipstream.cluster.tools.bench.outcome_files import settings_of, write
 from slipstream.cluster.tools.bench.tensors.clients.http_client import HttpInferClient
 from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferClient
 from slipstream.cluster.tools.bench.tensors.data_file import streams_of_file
-from slipstream.cluster.tools.bench.tensors.model_facts import ModelFacts
+from slipstream.cluster.tools.bench.tensors.model_facts import TensorModelFacts
 from slipstream.cluster.tools.bench.tensors.shared_inputs import in_shared_memory
-from slipstream.cluster.tools.bench.tensors.tensor_data import Inputs, MadeData, TensorSource, batched
+from slipstream.cluster.tools.bench.tensors.tensor_data import InferSource, Inputs, MadeData, batched
 from slipstream.cluster.tools.bench.tensors.tensor_levels import (
     TensorRun,
     TensorStage,
@@ -77,11 +77,11 @@ async def measured(place: str, options: Mapping[str, Any]) -> list[TensorRun]:
     shapes = shapes_of(options["shapes"])
     async with AsyncExitStack() as opened:
         client = await opened.enter_async_context(client_of(place, options))
-        model = ModelFacts.of_config(await client.config())
+        model = TensorModelFacts.of_config(await client.config())
         streams = batched(streams_of(model, options, shapes), model, options["batch_size"])
         if options["shared_memory"] != "none":
             streams = await opened.enter_async_context(in_shared_memory(client, streams))
-        source = TensorSource(streams, sequence_length_of(model, options))
+        source = InferSource(streams, sequence_length_of(model, options))
         stages = [
             TensorStage(level, extent_of(level, options), source, options["batch_size"]) for level in levels_of(options)
         ]
@@ -89,7 +89,7 @@ async def measured(place: str, options: Mapping[str, Any]) -> list[TensorRun]:
 
 
 def streams_of(
-    model: ModelFacts, options: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+    model: TensorModelFacts, options: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[list[Inputs]]:
     """Requests of one row. Raises BenchError."""
     if options["input_file"] is not None:
@@ -98,7 +98,7 @@ def streams_of(
     return [made.inputs(model, options["seed"])]
 
 
-def sequence_length_of(model: ModelFacts, options: Mapping[str, Any]) -> int | None:
+def sequence_length_of(model: TensorModelFacts, options: Mapping[str, Any]) -> int | None:
     """None: the model has no sequences. 0: as long as those of the file. Raises BenchError."""
     given: int | None = options["sequence_length"]
     if not model.has_sequences:

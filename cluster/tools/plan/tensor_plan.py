@@ -14,19 +14,20 @@ import uvloop
 from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from slipstream.cluster.terminal import console
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.tensor_bench import SEQUENCE_LENGTH, shapes_of
 from slipstream.cluster.tools.bench.tensors.clients.served_folder import served_folder
 from slipstream.cluster.tools.bench.tensors.data_file import streams_of_file
-from slipstream.cluster.tools.bench.tensors.model_facts import ModelFacts
-from slipstream.cluster.tools.bench.tensors.tensor_data import MadeData, TensorSource, batched
+from slipstream.cluster.tools.bench.tensors.model_facts import TensorModelFacts
+from slipstream.cluster.tools.bench.tensors.tensor_data import InferSource, MadeData, batched
 from slipstream.cluster.tools.plan.planned_config import PlanError
 from slipstream.cluster.tools.plan.tensors.config_edit import edited
 from slipstream.cluster.tools.plan.tensors.measured_search import MeasuredSearch, SearchOutcome
 from slipstream.cluster.tools.plan.tensors.search_report import search_json, search_report
 from slipstream.cluster.tools.plan.tensors.tensor_settings import SettingSpace, TensorSettings
 from slipstream.router.model_repository.config.backends import LANGUAGE_BACKENDS
-from slipstream.router.model_repository.config.config_fault import ConfigError
+from slipstream.router.model_repository.config.config_fault import ModelConfigError
 from slipstream.router.model_repository.config.config_text import parse_text
 
 CONFIG_FILE = "config.pbtxt"
@@ -56,6 +57,9 @@ class TensorPlanGoal:
 def run_tensor_plan(goal: TensorPlanGoal, write_file: Path | None, json_file: Path | None, width: int) -> None:
     """Measures, shows what was found, and writes it. Raises PlanError, or OSError if a file cannot be written."""
     text = config_text(goal)
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores / 2:
+        console.warning(f"this machine is busy (load {load:.1f} on {cores} cores), which widens the p99")
     try:
         outcome = uvloop.run(searched(goal))
     except BenchError as error:
@@ -83,7 +87,7 @@ def config_text(goal: TensorPlanGoal) -> str:
         config = parse_text(text)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{goal.config_file}: {error}") from None
-    except ConfigError as error:
+    except ModelConfigError as error:
         raise PlanError(f"{goal.config_file}: {error}") from None
     if config.HasField("ensemble_scheduling"):
         steps = ", ".join(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
@@ -97,7 +101,7 @@ async def searched(goal: TensorPlanGoal) -> SearchOutcome:
     """Raises BenchError."""
     async with served_folder(str(goal.repository), goal.model, "", TIMEOUT_S) as client:
         fields = await client.config()
-        facts = ModelFacts.of_config(fields)
+        facts = TensorModelFacts.of_config(fields)
         config = json_format.ParseDict(fields, ModelConfig())
         search = MeasuredSearch(client, config, source_of(goal, facts), goal.latency_ms, note)
         try:
@@ -106,7 +110,7 @@ async def searched(goal: TensorPlanGoal) -> SearchOutcome:
             clear_note()
 
 
-def source_of(goal: TensorPlanGoal, facts: ModelFacts) -> TensorSource:
+def source_of(goal: TensorPlanGoal, facts: TensorModelFacts) -> InferSource:
     """Requests of one row. Raises BenchError."""
     shapes = shapes_of(tuple(goal.shapes))
     if goal.input_file is not None:
@@ -114,7 +118,7 @@ def source_of(goal: TensorPlanGoal, facts: ModelFacts) -> TensorSource:
     else:
         streams = [MadeData(shapes=shapes).inputs(facts, seed=0)]
     length = (0 if goal.input_file is not None else SEQUENCE_LENGTH) if facts.has_sequences else None
-    return TensorSource(batched(streams, facts, 1), length)
+    return InferSource(batched(streams, facts, 1), length)
 
 
 def space_of(goal: TensorPlanGoal, config: ModelConfig) -> SettingSpace:

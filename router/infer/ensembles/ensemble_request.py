@@ -8,9 +8,9 @@ import time
 from typing import NamedTuple, Protocol
 
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
-from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, StepRun
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, EnsembleStepRun
 from slipstream.router.infer.ensembles.held_tensors import SharedLease
-from slipstream.router.infer.ensembles.step_limits import StepLimits
+from slipstream.router.infer.ensembles.step_limits import EnsembleStepLimits
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
@@ -46,7 +46,7 @@ class RequestOwner(Protocol):
     @property
     def counts(self) -> RequestCounts: ...
     @property
-    def limits(self) -> StepLimits[tuple[EnsembleRequest, StepRun]]: ...
+    def limits(self) -> EnsembleStepLimits[tuple[EnsembleRequest, EnsembleStepRun]]: ...
 
     def over(self, active: ActiveRequest) -> None:
         """It has ended, and no step of it runs any more."""
@@ -60,7 +60,7 @@ class EnsembleRequest:
         self._owner = owner
         self._active = active
         self._run = EnsembleRun(owner.graph, active.request, self, self)
-        self._steps: dict[StepRun, ActiveRequest] = {}
+        self._steps: dict[EnsembleStepRun, ActiveRequest] = {}
         self._times = ComputeTimes()
         self._is_beginning = False
         self._is_over = False
@@ -85,7 +85,7 @@ class EnsembleRequest:
         self._run.cancel(self._active.cancellation)
         self._after_event()
 
-    def start_step(self, run: StepRun) -> None:
+    def start_step(self, run: EnsembleStepRun) -> None:
         if self._owner.limits.enters(run.step.index, (self, run)):
             try:
                 self._submit(run)
@@ -93,16 +93,17 @@ class EnsembleRequest:
                 self._leave(run)
                 raise
 
-    def enter_step(self, run: StepRun) -> None:
-        """A step may run now that had to wait for others in it."""
+    def enter_step(self, run: EnsembleStepRun) -> bool:
+        """A step may run now that had to wait for others in it. Returns whether it does."""
         try:
             self._submit(run)
         except InferError as error:
-            self._leave(run)
             self._run.failed(run, error)
             self._after_event()
+            return False
+        return True
 
-    def cancel_step(self, run: StepRun) -> None:
+    def cancel_step(self, run: EnsembleStepRun) -> None:
         step = self._steps.get(run)
         if step is not None:
             step.cancel()
@@ -128,23 +129,23 @@ class EnsembleRequest:
         else:
             self._owner.answers.fail(self._active, error, time.monotonic())
 
-    def step_responded(self, run: StepRun, response: InferResponse, *, is_final: bool) -> None:
+    def step_responded(self, run: EnsembleStepRun, response: InferResponse, *, is_final: bool) -> None:
         if is_final:
             self._step_over(run)
         self._run.responded(run, response, is_final=is_final)
         self._after_event()
 
-    def step_completed(self, run: StepRun) -> None:
+    def step_completed(self, run: EnsembleStepRun) -> None:
         self._step_over(run)
         self._run.completed(run)
         self._after_event()
 
-    def step_failed(self, run: StepRun, error: InferError) -> None:
+    def step_failed(self, run: EnsembleStepRun, error: InferError) -> None:
         self._step_over(run)
         self._run.failed(run, error)
         self._after_event()
 
-    def _submit(self, run: StepRun) -> None:
+    def _submit(self, run: EnsembleStepRun) -> None:
         """Raises InferError, and then the inputs have been given back."""
         parent, record, step = self._active.request, self._active.record, run.step
         is_in_sequence = parent.sequence is not None or run.sequence.correlation_id
@@ -172,18 +173,18 @@ class EnsembleRequest:
         if record.num_steps <= MAX_STEP_RECORDS:
             record.steps.append(StepRecord(active.record, step.reads, step.writes))
 
-    def _step_over(self, run: StepRun) -> None:
+    def _step_over(self, run: EnsembleStepRun) -> None:
         active = self._steps.pop(run, None)
         if active is not None:
             self._add_times(active.record)
             self._leave(run)
 
-    def _leave(self, run: StepRun) -> None:
-        """It is no longer in its step, and another one may be."""
-        following = self._owner.limits.leave(run.step.index)
-        if following is not None:
+    def _leave(self, run: EnsembleStepRun) -> None:
+        """It is no longer in its step, and another one may be: the first of those that wait which is not refused."""
+        has_entered = False
+        while not has_entered and (following := self._owner.limits.leave(run.step.index)) is not None:
             request, waiting = following
-            request.enter_step(waiting)
+            has_entered = request.enter_step(waiting)
 
     def _settle(self) -> None:
         if not self._is_over:
@@ -216,7 +217,7 @@ class StepReceiver(NamedTuple):
     """ResponseReceiver of the request of one step."""
 
     request: EnsembleRequest
-    run: StepRun
+    run: EnsembleStepRun
 
     def respond(self, response: InferResponse, *, is_final: bool) -> None:
         self.request.step_responded(self.run, response, is_final=is_final)

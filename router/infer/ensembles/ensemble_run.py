@@ -38,7 +38,7 @@ DEADLOCK = "unexpected deadlock, at least one output is not set while no more en
 
 
 @dataclass(slots=True, eq=False)
-class StepRun:
+class EnsembleStepRun:
     """One request to the model of a step. `release` gives the inputs back; it is to be called once, when nothing reads
     them any more."""
 
@@ -86,11 +86,11 @@ class Wave:
 
 
 class StepStarter(Protocol):
-    def start_step(self, run: StepRun) -> None:
+    def start_step(self, run: EnsembleStepRun) -> None:
         """Submits the request of a step. `responded`, `completed` or `failed` of the run follow, not within this call.
         Raises InferError, and then has called `run.release`."""
 
-    def cancel_step(self, run: StepRun) -> None: ...
+    def cancel_step(self, run: EnsembleStepRun) -> None: ...
 
 
 class RunReceiver(Protocol):
@@ -114,7 +114,7 @@ class EnsembleRun:
         self._starter = starter
         self._receiver = receiver
         self._root = Wave()
-        self._running: dict[StepRun, None] = {}
+        self._running: dict[EnsembleStepRun, None] = {}
         self._has_responded = False
         self._has_ended = False
 
@@ -133,7 +133,7 @@ class EnsembleRun:
         lease.drop()
         self._advance(wave, list(wave.tensors))
 
-    def responded(self, run: StepRun, response: InferResponse, *, is_final: bool) -> None:
+    def responded(self, run: EnsembleStepRun, response: InferResponse, *, is_final: bool) -> None:
         if is_final:
             self._step_over(run)
         lease = SharedLease(response.release)
@@ -152,13 +152,13 @@ class EnsembleRun:
             self._advance(wave, names)
             self.settle()
 
-    def completed(self, run: StepRun) -> None:
+    def completed(self, run: EnsembleStepRun) -> None:
         """A step has ended without a further response."""
         self._step_over(run)
         if not self._has_ended:
             self.settle()
 
-    def failed(self, run: StepRun, error: InferError) -> None:
+    def failed(self, run: EnsembleStepRun, error: InferError) -> None:
         """A step has failed, or one of the responses of a decoupled step is an error."""
         self._step_over(run)
         if not self._has_ended:
@@ -192,7 +192,9 @@ class EnsembleRun:
         if not self._has_ended:
             self._end_all(error)
 
-    def _take_outputs(self, run: StepRun, wave: Wave, response: InferResponse, lease: SharedLease) -> tuple[str, ...]:
+    def _take_outputs(
+        self, run: EnsembleStepRun, wave: Wave, response: InferResponse, lease: SharedLease
+    ) -> tuple[str, ...]:
         """Returns the tensors of the ensemble that are there now, those included that the model has left out."""
         step = run.step
         sequence = sequence_said(response.parameters, run.sequence)
@@ -238,7 +240,7 @@ class EnsembleRun:
                     batch_size = tensor.shape[0]
             if held.sequence is not None:
                 sequence = held.sequence
-        run = StepRun(step, wave, inputs, sequence, partial(drop_all, leases), batch_size)
+        run = EnsembleStepRun(step, wave, inputs, sequence, partial(drop_all, leases), batch_size)
         for tensor_name in step.reads:
             self._was_read(wave, tensor_name)
         self._running[run] = None
@@ -269,7 +271,7 @@ class EnsembleRun:
             del wave.tensors[name]
             held.lease.drop()
 
-    def _step_over(self, run: StepRun) -> None:
+    def _step_over(self, run: EnsembleStepRun) -> None:
         if run in self._running:
             del self._running[run]
             run.wave.num_running -= 1

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
 from slipstream.router.infer.ensembles.ensemble_request import EnsembleRequest, StepModels
-from slipstream.router.infer.ensembles.ensemble_run import StepRun
-from slipstream.router.infer.ensembles.step_limits import StepLimits
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleStepRun
+from slipstream.router.infer.ensembles.step_limits import EnsembleStepLimits
 from slipstream.router.infer.requests.active_request import ActiveRequest, Canceller
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_check import RequestCheck
@@ -64,7 +64,7 @@ class EnsembleVersion:
         self.graph: EnsembleGraph
         self.counts: RequestCounts
         self.answers: RequestAnswers
-        self.limits: StepLimits[tuple[EnsembleRequest, StepRun]]
+        self.limits: EnsembleStepLimits[tuple[EnsembleRequest, EnsembleStepRun]]
 
     @property
     def is_down(self) -> bool:
@@ -73,6 +73,10 @@ class EnsembleVersion:
     @property
     def canceller(self) -> Canceller:
         return self
+
+    @property
+    def instances(self) -> None:
+        return None
 
     async def load(self) -> None:
         try:
@@ -88,7 +92,7 @@ class EnsembleVersion:
         self.spec, self.check = spec, RequestCheck(spec)
         self.graph = EnsembleGraph(spec, models)
         self.counts = RequestCounts(self.recorder, is_decoupled=spec.is_decoupled)
-        self.limits = StepLimits(spec.max_step_requests)
+        self.limits = EnsembleStepLimits(spec.max_step_requests)
         self.answers = RequestAnswers(spec, self.counts, self._cache)
 
     def submit(self, active: ActiveRequest) -> None:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Waiter = TypeVar("Waiter")
 
 
-class StepLimits(Generic[Waiter]):
+class EnsembleStepLimits(Generic[Waiter]):
     """Of one version. What waits for a step enters it in the order in which it came. `max_running` 0: no bound."""
 
     def __init__(self, max_running: int) -> None:

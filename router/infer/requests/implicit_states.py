@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.router.batching.scheduler import Scheduler
+from slipstream.router.batching.scheduler import BatchScheduler
 from slipstream.router.batching.sequence_batcher import SequenceBatcher
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.instances.messages import InstanceResponse
@@ -20,7 +20,7 @@ class ImplicitStates:
         self._batcher = batcher
 
     @classmethod
-    def of(cls, spec: ModelSpec, scheduler: Scheduler) -> ImplicitStates | None:
+    def of(cls, spec: ModelSpec, scheduler: BatchScheduler) -> ImplicitStates | None:
         """None: the model has none."""
         batching = spec.sequence_batching
         if batching is None or not batching.states or not isinstance(scheduler, SequenceBatcher):

@@ -17,15 +17,22 @@ from slipstream.router.tensors.model_spec import ModelSpec
 
 
 class RequestRunner:
-    """The shell of a VersionDispatch. After `drain`, `on_idle` is called when the last request has ended."""
+    """The shell of a VersionDispatch. After `drain`, `on_idle` is called when the last request has ended; after
+    `retire_instance`, `on_emptied` when those of this instance have."""
 
     def __init__(
-        self, spec: ModelSpec, recorder: StatisticsRecorder, options: DispatchOptions, on_idle: Callable[[], None]
+        self,
+        spec: ModelSpec,
+        recorder: StatisticsRecorder,
+        options: DispatchOptions,
+        on_idle: Callable[[], None],
+        on_emptied: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._dispatch = VersionDispatch(spec, scheduler_of(spec), self, recorder, options)
         self._links: dict[str, InstanceLink] = {}
         self._on_idle = on_idle
+        self._on_emptied = on_emptied
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None  # uvloop's own clock counts whole milliseconds
         self._is_turn_due = False
@@ -38,6 +45,11 @@ class RequestRunner:
     @property
     def num_open(self) -> int:
         return self._dispatch.num_open
+
+    @property
+    def busy_s(self) -> float:
+        """How long instances have executed so far, all together."""
+        return self._dispatch.busy_s(time.monotonic())
 
     def drain(self) -> None:
         """No more requests come."""
@@ -61,6 +73,11 @@ class RequestRunner:
     def add_instance(self, name: str, link: InstanceLink, gate_key: str) -> None:
         self._links[name] = link
         self._dispatch.add_instance(name, time.monotonic(), gate_key)
+        self._after_event()
+
+    def retire_instance(self, name: str) -> None:
+        """It gets no more requests, but those of the sequences that it has."""
+        self._dispatch.retire_instance(name, time.monotonic())
         self._after_event()
 
     def remove_instance(self, name: str, error: InferError) -> None:
@@ -114,6 +131,8 @@ class RequestRunner:
             if next_s is not None:
                 self._timer_s = next_s
                 self._timer = self._loop.call_later(max(0.0, next_s - time.monotonic()), self._tick)
+        for name in self._dispatch.emptied():
+            self._loop.call_soon(self._on_emptied, name)
         if self._is_draining and not self._dispatch.num_open:
             self._is_draining = False
             self._on_idle()

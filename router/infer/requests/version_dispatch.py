@@ -4,57 +4,38 @@
                  ^                    |
                  +---- retry ---------+ the instance is lost
 
-It has no clock and no I/O: every call gets the time (`time.monotonic`), and an `Executor` carries out its commands.
+It has no clock and no I/O: every call gets the time (`time.monotonic`), and `InstanceCommands` carry out its commands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.router.batching.responses.response_cache import ResponseCache
-from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
+from slipstream.router.batching.scheduler import BatchScheduler, RefusedRequest, RequestBatch
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.implicit_states import ImplicitStates
+from slipstream.router.infer.requests.instance_work import InstanceWork, RunningBatch, failure_of, release_all
 from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
 from slipstream.router.infer.requests.request_record import Execution
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder
-from slipstream.router.instances.instance_messages import known_code
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
-from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_request import SequenceFlags
 from slipstream.router.tensors.model_spec import ModelSpec
 
 RETRY_PAUSE_S = 0.05  # in which all connections to a dead host are noticed, so that a retry does not meet another one
 
 
-class Executor(Protocol):
+class InstanceCommands(Protocol):
     """Commands to instances, by name."""
 
     def execute(self, instance: str, batch: int, requests: Sequence[ExecuteRequest]) -> None: ...
     def cancel_at(self, instance: str, n: int) -> None: ...
-
-
-@dataclass(slots=True)
-class RunningBatch:
-    """`numbers` are those of its places, with or without a request."""
-
-    number: int
-    batch: Batch
-    numbers: list[int]
-    started_s: float
-
-
-@dataclass(slots=True)
-class InstanceWork:
-    """What an instance has: at most one execution, and requests that await further responses."""
-
-    name: str
-    key: str = ""
-    running: RunningBatch | None = None
-    open: dict[int, ActiveRequest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +54,8 @@ class VersionDispatch:
     def __init__(
         self,
         spec: ModelSpec,
-        scheduler: Scheduler,
-        executor: Executor,
+        scheduler: BatchScheduler,
+        executor: InstanceCommands,
         recorder: StatisticsRecorder,
         options: DispatchOptions,
     ) -> None:
@@ -88,6 +69,8 @@ class VersionDispatch:
         self._answers = RequestAnswers(spec, self._counts, options.cache)
         self._work: dict[str, InstanceWork] = {}
         self._free: dict[str, InstanceWork] = {}
+        self._leaving: dict[str, InstanceWork] = {}
+        self._busy_s = 0.0  # of executions that are over
         self._waiting: dict[ActiveRequest, None] = {}
         self._returning: dict[ActiveRequest, float] = {}  # of these, those whose instance was lost -> when to try again
         self._last_n = 0
@@ -101,6 +84,10 @@ class VersionDispatch:
     def num_open(self) -> int:
         """Requests that wait or run."""
         return len(self._waiting) + sum(len(work.open) for work in self._work.values())
+
+    def busy_s(self, now: float) -> float:
+        """How long instances have executed so far, all together."""
+        return self._busy_s + sum(work.running_s(now) for work in self._work.values())
 
     @property
     def next_time(self) -> float | None:
@@ -148,12 +135,38 @@ class VersionDispatch:
         self._scheduler.add_instance(work.name, now)
         self.run(now)
 
+    def retire_instance(self, name: str, now: float) -> None:
+        """It gets no more requests, but those of the sequences that it has. `emptied` names it once."""
+        work = self._work.get(name)
+        if work is None:
+            return
+        work.is_leaving = True
+        self._leaving[name] = work
+        self._scheduler.retire_instance(name)
+        if self._gate is not None and work.running is None:
+            self._gate.withdraw(work.key)
+        self.run(now)
+
+    def emptied(self) -> list[str]:
+        """Instances that leave and have nothing to do any more. Each is named once."""
+        if not self._leaving:
+            return []
+        names = [name for name, work in self._leaving.items() if not self._is_needed(work)]
+        for name in names:
+            del self._leaving[name]
+        return names
+
+    def _is_needed(self, work: InstanceWork) -> bool:
+        return work.running is not None or bool(work.open) or self._scheduler.has_sequences(work.name)
+
     def remove_instance(self, name: str, error: InferError, now: float) -> None:
         """The instance is gone: what it was executing is tried again elsewhere, or fails."""
         work = self._work.pop(name, None)
         if work is None:
             return
         self._free.pop(name, None)
+        self._leaving.pop(name, None)
+        self._busy_s += work.running_s(now)
         if self._gate is not None:
             self._gate.leave(work.key)  # it may come back over another connection
         rejected = self._scheduler.remove_instance(name, now)
@@ -168,6 +181,8 @@ class VersionDispatch:
         for work in list(self._free.values()):
             if not self._scheduler.num_waiting:
                 break
+            if work.is_leaving and not self._scheduler.has_sequences(work.name):
+                continue
             if self._gate is None or self._gate.acquire(work.key):
                 batch = self._scheduler.take(work.name, now)
                 if batch is not None:
@@ -191,6 +206,7 @@ class VersionDispatch:
         if work is None or work.running is None or work.running.number != result.batch:
             release_all(result.responses)
             return
+        self._busy_s += work.running_s(now)
         running, work.running = work.running, None
         self._free[name] = work
         if self._gate is not None:
@@ -232,7 +248,7 @@ class VersionDispatch:
             self._scheduler.cancel(active, now)
             self._leave(active, error, now)
 
-    def _execute(self, work: InstanceWork, batch: Batch, now: float) -> None:
+    def _execute(self, work: InstanceWork, batch: RequestBatch, now: float) -> None:
         self._last_batch += 1
         del self._free[work.name]
         numbers, requests = [], []
@@ -282,6 +298,8 @@ class VersionDispatch:
             self._answers.respond(active, response, is_final=True, now=now, times=times)
         elif result.error is not None:
             del work.open[n]
+            if result.lost_file is not None and self._tries_again(active, now):
+                return
             self._answers.fail(active, failure_of(work.name, result.error, result.error_code), now)
         else:
             return  # its responses come by a sender
@@ -305,18 +323,28 @@ class VersionDispatch:
         if active.has_ended:
             active.release_inputs()
             return
-        sequence = active.request.sequence if self._spec.sequence_batching is not None else None
-        if sequence is None and active.attempts <= self._max_retries and not active.num_responses:
-            self._waiting[active] = None
-            self._returning[active] = now + RETRY_PAUSE_S
+        if self._tries_again(active, now):
             return
+        sequence = self._sequence_of(active)
         if sequence is not None:
             text = f"{error.message} Sequence {sequence.correlation_id} of model '{self._spec.name}' has ended with it."
             error = InferError(text, error.code, error.reason)
         self._answers.fail(active, error, now)
         active.release_inputs()
 
-    def _reject(self, rejected: Sequence[Rejected], now: float) -> None:
+    def _tries_again(self, active: ActiveRequest, now: float) -> bool:
+        """Whether the request has no state, and may be executed once more: after a pause."""
+        is_stateless = self._sequence_of(active) is None
+        if active.has_ended or not is_stateless or active.attempts > self._max_retries or active.num_responses:
+            return False
+        self._waiting[active] = None
+        self._returning[active] = now + RETRY_PAUSE_S
+        return True
+
+    def _sequence_of(self, active: ActiveRequest) -> SequenceFlags | None:
+        return active.request.sequence if self._spec.sequence_batching is not None else None
+
+    def _reject(self, rejected: Sequence[RefusedRequest], now: float) -> None:
         for one in rejected:
             active = one.request
             assert isinstance(active, ActiveRequest)
@@ -327,18 +355,3 @@ class VersionDispatch:
         self._waiting.pop(active, None)
         self._answers.fail(active, error, now)
         active.release_inputs()
-
-
-def failure_of(instance: str, text: str, code: str | None) -> InferError:
-    """`code` None: the text is what Python code has raised."""
-    if code is not None:
-        return InferError(text, known_code(code), FailureReason.BACKEND)
-    text = f"Failed to process the request(s) for model '{instance}', message: {text}"
-    return InferError(text, InferErrorCode.INTERNAL, FailureReason.BACKEND)
-
-
-def release_all(responses: Sequence[InstanceResponse | None]) -> None:
-    """Gives the memory of responses back that no request waits for."""
-    for response in responses:
-        if response is not None and response.release is not None:
-            response.release()

@@ -44,7 +44,7 @@ class AnswerDigest:
 
 
 @dataclass(slots=True, eq=False)
-class Pair:
+class MirrorPair:
     """An original and its copy. `receiver` is the client's."""
 
     mirror: RequestMirror
@@ -62,7 +62,7 @@ class Pair:
 class OriginalReceiver:
     """Gives the answer on to the client, and keeps its digest."""
 
-    pair: Pair
+    pair: MirrorPair
 
     def respond(self, response: InferResponse, *, is_final: bool) -> None:
         self.pair.of_original.add(response)  # before the client's side gives the outputs back
@@ -87,7 +87,7 @@ class OriginalReceiver:
 class CopyReceiver:
     """Drops the answer, of which it keeps the digest."""
 
-    pair: Pair
+    pair: MirrorPair
 
     def respond(self, response: InferResponse, *, is_final: bool) -> None:
         self.pair.of_copy.add(response)
@@ -126,8 +126,8 @@ class RequestMirror:
             return False
         return True
 
-    def pair(self, receiver: ResponseReceiver) -> Pair:
-        return Pair(self, receiver)
+    def pair(self, receiver: ResponseReceiver) -> MirrorPair:
+        return MirrorPair(self, receiver)
 
     def copy_of(self, request: InferRequest) -> InferRequest:
         """To be submitted once the original has been taken, and before anything else happens."""
@@ -150,7 +150,7 @@ class RequestMirror:
         self.counts.num_copied -= 1
         self.counts.num_skipped += 1
 
-    def compare(self, pair: Pair) -> None:
+    def compare(self, pair: MirrorPair) -> None:
         counts = self.counts
         counts.num_failed += pair.of_copy.has_failed
         if not pair.of_copy.has_failed and not pair.of_original.has_failed:

@@ -9,7 +9,14 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, cast
 
-from slipstream.router.instances.frames.frame_reader import Frame, FrameError, FrameReader, Json, Payload, frame_start
+from slipstream.router.instances.frames.frame_reader import (
+    Frame,
+    FrameError,
+    InstanceFrameReader,
+    Json,
+    Payload,
+    frame_start,
+)
 
 JOINED_BYTES = 64 << 10  # parts up to this size, which all inline tensors have, are copied together into one write
 KEEP_ALIVE_S = (5, 2, 3)  # idle, between probes, number of probes: a machine that vanishes is noticed after 11 s
@@ -44,7 +51,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         max_frame_bytes: int,
         among: set[FrameConnection] | None = None,
     ) -> None:
-        self._reader = FrameReader(max_frame_bytes)
+        self._reader = InstanceFrameReader(max_frame_bytes)
         self._among: set[FrameConnection] = set() if among is None else among
         self._transport: asyncio.Transport | None = None
         self._reason = "the connection was closed by the other side"

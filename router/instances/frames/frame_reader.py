@@ -32,7 +32,7 @@ def frame_start(head: Json, payload_bytes: int = 0) -> bytes:
     return PREFIX.pack(len(text), payload_bytes) + text
 
 
-class FrameReader:
+class InstanceFrameReader:
     """Takes frames out of a stream of bytes: `buffer` is where the next bytes go, `frames` follows.
 
     Small frames share one buffer, and their payloads are copied out of it. A frame that does not fit is received into

@@ -115,6 +115,10 @@ class PlaceReader:
             tensors.append(Tensor(name, datatype, tuple(shape), data))
         return tensors, places
 
+    def lost(self, key: str | None) -> str | None:
+        """An instance did not find this file. Its tensors are copied from now on; None if it is not an instance's."""
+        return key if key is not None and self._files.forget_file(key) else None
+
     def data(self, place: Place, payload: Payload) -> Payload | RegionSlice:
         """Raises FrameError, ValueError or OSError if there is no such place."""
         if len(place) == 2:

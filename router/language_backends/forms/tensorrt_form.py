@@ -91,9 +91,11 @@ class TensorRtForm:
             fields["logit_bias"] = bias
         if not self.has_tokens:
             return self._text(values, row, fields)
-        length = values.one("input_lengths", row)
-        token_ids = list(values.row(TOKENS_INPUT, row)[:length])
-        fields |= {"prompt": token_ids, "max_tokens": values.one("request_output_len", row), "detokenize": False}
+        fields |= {
+            "prompt": prompt_of(values, row),
+            "max_tokens": output_length(values, row),
+            "detokenize": False,
+        }
         stop_words = words_of("stop_words_list", values.row("stop_words_list", row))
         return RowRequest(fields, stop_words, words_of("bad_words_list", values.row("bad_words_list", row)))
 
@@ -109,6 +111,28 @@ class TensorRtForm:
         if bad_words:
             fields["bad_words"] = bad_words
         return RowRequest(fields)
+
+
+def prompt_of(values: RequestValues, row: int) -> list[int]:
+    """Raises InferError."""
+    token_ids = values.row(TOKENS_INPUT, row)
+    length = values.one("input_lengths", row, len(token_ids))
+    if not 0 <= length <= len(token_ids):
+        raise InferError(f"'input_lengths' is {length}, and '{TOKENS_INPUT}' has {len(token_ids)} tokens")
+    if not length:
+        raise InferError(f"'{TOKENS_INPUT}' has no tokens")
+    lowest = min(token_ids[:length])
+    if lowest < 0:
+        raise InferError(f"'{TOKENS_INPUT}' must have token ids of at least 0, got {lowest}")
+    return list(token_ids[:length])
+
+
+def output_length(values: RequestValues, row: int) -> int | None:
+    """Raises InferError."""
+    length: int | None = values.one("request_output_len", row)
+    if length is not None and length < 1:
+        raise InferError(f"'request_output_len' must be at least 1, got {length}")
+    return length
 
 
 def pad_of(values: RequestValues) -> int:

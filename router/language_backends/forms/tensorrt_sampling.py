@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from slipstream.router.api.openai.body.sampling import SEED_MASK
 from slipstream.router.language_backends.forms.request_values import RequestValues
-from slipstream.router.language_backends.settings.sampling_parameters import sampling_fields
+from slipstream.router.language_backends.settings.sampling_parameters import json_object, sampling_fields
 from slipstream.router.tensors.infer_error import InferError
 
 NEVER = 2**31  # token ids from here on, and negative ones, end nothing
@@ -27,6 +26,7 @@ def sampling_of(values: RequestValues, row: int, defaults: Mapping[str, Any], ma
     check_served(values, row, max_beam_width)
     fields: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, **defaults}
     top_k, top_p = first(values, row, "runtime_top_k", "top_k"), first(values, row, "runtime_top_p", "top_p")
+    check_finite(top_p=top_p, temperature=values.one("temperature", row))
     temperature = values.one("temperature", row, defaults.get("temperature"))
     if (top_k or 0) > 1:
         fields["top_k"] = top_k
@@ -62,6 +62,13 @@ def check_served(values: RequestValues, row: int, max_beam_width: int) -> None:
         raise InferError(f"'beam_width' is {beam_width}: beams are searched by the API of OpenAI, 'use_beam_search'")
 
 
+def check_finite(**numbers: float | None) -> None:
+    """Raises InferError."""
+    for name, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            raise InferError(f"'{name}' is {number}, and must be a finite number")
+
+
 def end_of(values: RequestValues, row: int) -> dict[str, Any]:
     """The model's own end tokens end an output, and `end_id` too; -1: nothing does."""
     end_id = values.one("end_id", row)
@@ -87,13 +94,7 @@ def sampling_config(values: RequestValues, row: int) -> dict[str, Any]:
     given = values.one("sampling_config", row)
     if not isinstance(given, bytes) or not given:
         return {}
-    try:
-        fields = orjson.loads(given)
-    except orjson.JSONDecodeError as error:
-        raise InferError(f"'sampling_config' is no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InferError("'sampling_config' is no JSON object")
-    return sampling_fields(fields)
+    return sampling_fields(json_object("sampling_config", given))
 
 
 def logit_bias(values: RequestValues, row: int) -> dict[str, float]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.language_backends.forms.completed_tensors import add_missing, tensor_config
 from slipstream.router.language_backends.forms.request_values import RequestValues
 from slipstream.router.language_backends.forms.vllm_answer import VllmAnswer
 from slipstream.router.language_backends.generation.tensor_generation import RowRequest, TensorGeneration
-from slipstream.router.language_backends.settings.sampling_parameters import boolean, sampling_fields
+from slipstream.router.language_backends.settings.sampling_parameters import boolean, json_object, sampling_fields
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.model_spec import ModelSpec
 
@@ -83,20 +81,16 @@ class VllmForm:
 
     def _row(self, active: ActiveRequest, values: RequestValues, row: int, wanted: frozenset[str]) -> RowRequest:
         fields = sampling_fields(self._parameters(active, values, row))
-        if "cumulative_logprob" in wanted or fields.get("logprobs") is not None:
-            fields["logprobs"] = max(fields.get("logprobs") or 0, 1)  # the best token tells the rank of the chosen one
+        given = fields.get("logprobs")
+        if given == 0 or (given is None and "cumulative_logprob" in wanted):
+            fields["logprobs"] = 1  # the best token tells the rank of the chosen one
         return RowRequest({**fields, "prompt": values.text("text_input", row)})
 
     def _parameters(self, active: ActiveRequest, values: RequestValues, row: int) -> dict[str, Any]:
         """As the client and the configuration have them. Raises InferError."""
         given: Any = {name: value for name, value in active.request.parameters.items() if name not in FLAGS}
         if values.one("sampling_parameters", row):
-            try:
-                given = orjson.loads(values.text("sampling_parameters", row))
-            except orjson.JSONDecodeError as error:
-                raise InferError(f"'sampling_parameters' is no JSON: {error}") from None
-            if not isinstance(given, dict):
-                raise InferError("'sampling_parameters' is no JSON object")
+            given = json_object("sampling_parameters", values.text("sampling_parameters", row))
         return {**self._defaults, **given}
 
 

@@ -14,7 +14,7 @@ from slipstream.router.access.caller import ANYBODY
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.generation.answer.answer_format import AnswerHead
 from slipstream.router.api.generation.answer.choice import Choice
-from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest, used_by
+from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest
 from slipstream.router.api.generation.model_lookup import ModelLookup
 from slipstream.router.api.generation.request_preparation import RequestPreparation
 from slipstream.router.api.openai.body.parsing import as_http_error
@@ -67,6 +67,7 @@ class GenerationRun:
         self._choices: list[Choice[Any]] = []
         self._whole: Grid = []  # what came so far, unless it is streamed
         self._num_running = 0
+        self._rows_read: set[int] = set()
 
     async def to_end(self, priority: int) -> None:
         """Raises one of GENERATION_ERRORS, of those that failed the first one; then the others have been cancelled."""
@@ -81,7 +82,6 @@ class GenerationRun:
                 choice.stream.cancel()  # ends what still runs
             for choice in self._choices:
                 choice.record_end()
-            self._count_tokens()
 
     async def _prepared(self, row: RowRequest, number: int, priority: int) -> GenerationBatch:
         """Raises HttpError."""
@@ -143,17 +143,19 @@ class GenerationRun:
             hides_stop_token=not batch.body.include_stop_str_in_output,
         )
 
-    def _count_tokens(self) -> None:
-        """For the limits and the usage of the client's API key."""
-        tokens, begin = self._active.request.tokens, 0
+    def _count_tokens(self, row: int, index: int, part: OutputPart) -> None:
+        """For the limits and the usage of the client's API key, as they come: when a request has ended or was given up,
+        all that it has used is counted. A prompt counts once for all its outputs, and is read by the first token."""
+        tokens, batch = self._active.request.tokens, self._batches[row]
         if tokens is None:
             return
-        for batch in self._batches:
-            used = used_by(self._choices[begin : begin + batch.num_choices], batch)
-            begin += batch.num_choices
-            tokens.num_prompt += used.num_prompt_tokens
-            tokens.num_cached += used.num_cached_tokens
-            tokens.num_output += used.num_output_tokens
+        tokens.num_output += len(part.tokens)
+        if row not in self._rows_read:
+            self._rows_read.add(row)
+            tokens.num_prompt += batch.num_prompt_tokens
+        finish = self._choices[row * batch.num_choices + index].stream.finish
+        if part.reason and index == 0 and finish is not None:
+            tokens.num_cached += finish.usage.num_cached_tokens
 
     def _taking(self, row: int, index: int) -> Callable[[OutputPart], None]:
         return lambda part: self._take(row, index, part)
@@ -162,6 +164,7 @@ class GenerationRun:
         active = self._active
         if not active.record.executions:
             self._note_execution()
+        self._count_tokens(row, index, part)
         if part.reason:
             self._num_running -= 1
         is_final, writer = not self._num_running, self._asked.writer

@@ -10,10 +10,32 @@ import orjson
 from slipstream.router.tensors.infer_error import InferError
 
 NO_LORA = "LoRA feature is not enabled."
+MAX_JSON_BYTES = 1 << 20  # of an input: what is checked value by value takes the event loop's time
+MAX_SHOWN = 100  # characters of a value in an error
 NO_EFFECT = frozenset({"detokenize", "output_kind", "priority"})
 
 
+def loaded(text: str | bytes) -> Any:
+    """Raises ValueError."""
+    if len(text) > MAX_JSON_BYTES:
+        raise ValueError(f"it has {len(text)} bytes; there may be {MAX_JSON_BYTES}")
+    return orjson.loads(text)
+
+
+def json_object(name: str, text: str | bytes) -> dict[str, Any]:
+    """An input that has parameters. Raises InferError."""
+    try:
+        found = loaded(text)
+    except ValueError as error:
+        raise InferError(f"'{name}' is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InferError(f"'{name}' is no JSON object")
+    return found
+
+
 def integer(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        raise ValueError
     return int(value) if isinstance(value, str) or (isinstance(value, float) and value.is_integer()) else value
 
 
@@ -34,12 +56,12 @@ def boolean(value: Any) -> Any:
 
 def json_value(value: Any) -> Any:
     """A list or an object, which a parameter can only be as text."""
-    return orjson.loads(value) if isinstance(value, str) else value
+    return loaded(value) if isinstance(value, str) else value
 
 
 def stop_strings(value: Any) -> Any:
     """One string, a list, or a list as JSON."""
-    return orjson.loads(value) if isinstance(value, str) and value.startswith("[") else value
+    return loaded(value) if isinstance(value, str) and value.startswith("[") else value
 
 
 # The parameters of vLLM's sampling that are served, and how a text is read as one.
@@ -73,5 +95,5 @@ def sampling_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
         try:
             fields[name] = reader(value)
         except ValueError:
-            raise InferError(f"parameter '{name}' cannot be read, got {value!r}") from None
+            raise InferError(f"parameter '{name}' cannot be read, got {repr(value)[:MAX_SHOWN]}") from None
     return fields

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.model_repository.config.config_fault import ConfigFault, ModelConfigError
 
 LANGUAGE_BACKENDS = ("vllm", "tensorrtllm")  # whose models are served by workers, not by instances
 ENSEMBLE = "ensemble"  # a platform without a backend
@@ -43,7 +43,7 @@ BACKEND_OF_PLATFORM = {platform: backend for backend in BACKENDS.values() for pl
 
 def complete_backend(config: ModelConfig, version_files: Collection[str]) -> None:
     """Sets backend, platform and the name of the model's file as far as they are missing. `version_files` are the
-    names in a version's folder. Raises ConfigError."""
+    names in a version's folder. Raises ModelConfigError."""
     if not config.backend:
         backend = _backend_of(config, version_files)
         if backend is not None:
@@ -100,6 +100,6 @@ def _complete_from_name(config: ModelConfig) -> None:
             f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
             "configuration. Expected model name of the form 'model.<backend_name>'."
         )
-        raise ConfigError(ConfigFault("backend", text))
+        raise ModelConfigError(ConfigFault("backend", text))
     config.backend = backend
     config.default_model_filename = f"model.{backend}"

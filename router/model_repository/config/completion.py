@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.model_repository.config.config_fault import ConfigFault, ModelConfigError
 from slipstream.router.model_repository.config.defaults import set_defaults
 from slipstream.router.tensors.infer_error import InferErrorCode
 
@@ -13,7 +13,7 @@ SCHEDULERS = "scheduling_choice"
 
 def completed_config(config: ModelConfig, completed: ModelConfig) -> ModelConfig:
     """The configuration with what the model has set in its copy: batch size, inputs, outputs, a scheduler if there was
-    none, decoupled. What it has changed elsewhere does not count. Raises ConfigError."""
+    none, decoupled. What it has changed elsewhere does not count. Raises ModelConfigError."""
     merged = ModelConfig()
     merged.CopyFrom(config)
     merged.max_batch_size = completed.max_batch_size
@@ -33,4 +33,4 @@ def _merge_scheduler(merged: ModelConfig, completed: ModelConfig) -> None:
         getattr(merged, new).CopyFrom(getattr(completed, new))
     elif old != new:
         text = f"Cannot update scheduling choice from {old} to {new} when auto-completing."
-        raise ConfigError(ConfigFault(str(old), text, InferErrorCode.INTERNAL))
+        raise ModelConfigError(ConfigFault(str(old), text, InferErrorCode.INTERNAL))

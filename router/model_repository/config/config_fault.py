@@ -33,7 +33,7 @@ class ConfigFault:
         return f"{CODE_WORDS[self.code]}: {self.text}"
 
 
-class ConfigError(Exception):
+class ModelConfigError(Exception):
     """A configuration is refused."""
 
     def __init__(self, fault: ConfigFault) -> None:
@@ -42,6 +42,6 @@ class ConfigError(Exception):
 
 
 def raise_first(faults: Iterable[ConfigFault]) -> None:
-    """Raises ConfigError if there is a fault."""
+    """Raises ModelConfigError if there is a fault."""
     for fault in faults:
-        raise ConfigError(fault)
+        raise ModelConfigError(fault)

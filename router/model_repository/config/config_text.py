@@ -10,7 +10,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault, raise_first
+from slipstream.router.model_repository.config.config_fault import ConfigFault, ModelConfigError, raise_first
 
 POSITION = re.compile(r"^(\d+):(\d+) : ")
 UNKNOWN_FIELD = re.compile(r'Message type "inference\.(\w+)" has no field named "(\w+)"')
@@ -27,31 +27,31 @@ OTHER_NAMES = {
 
 
 def parse_text(text: str) -> ModelConfig:
-    """Raises ConfigError with the line, and what to write instead for mistakes that guides print."""
+    """Raises ModelConfigError with the line, and what to write instead for mistakes that guides print."""
     try:
         return _with_known_values(text_format.Parse(text, ModelConfig()))
     except (text_format.ParseError, ValueError, RecursionError) as error:  # ValueError: a number out of range
-        raise ConfigError(ConfigFault(_field_of(str(error)), _explained(str(error), text))) from None
+        raise ModelConfigError(ConfigFault(_field_of(str(error)), _explained(str(error), text))) from None
 
 
 def parse_json(text: str | bytes) -> ModelConfig:
-    """The `config` of a load request. Raises ConfigError."""
+    """The `config` of a load request. Raises ModelConfigError."""
     try:
         return _with_known_values(json_format.Parse(text, ModelConfig()))
     except (json_format.ParseError, ValueError, RecursionError) as error:
-        raise ConfigError(ConfigFault("", f"Invalid config override: {_first_line(error)}")) from None
+        raise ModelConfigError(ConfigFault("", f"Invalid config override: {_first_line(error)}")) from None
 
 
 def from_dict(config: Mapping[str, Any]) -> ModelConfig:
-    """What a model has completed. Raises ConfigError."""
+    """What a model has completed. Raises ModelConfigError."""
     try:
         return _with_known_values(json_format.ParseDict(dict(config), ModelConfig()))
     except (json_format.ParseError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(ConfigFault("", _first_line(error))) from None
+        raise ModelConfigError(ConfigFault("", _first_line(error))) from None
 
 
 def _with_known_values(config: ModelConfig) -> ModelConfig:
-    """The configuration itself. Raises ConfigError for the number of an enumeration that stands for nothing, which
+    """The configuration itself. Raises ModelConfigError for the number of an enumeration that stands for nothing, which
     protobuf takes for one of a later version."""
     raise_first(_unknown_values(config, ""))
     return config

@@ -11,6 +11,7 @@ from slipstream.router.model_repository.config.backends import ENSEMBLE
 from slipstream.router.model_repository.config.config_fault import ConfigFault
 
 STEP = "ensemble_scheduling.step"
+MAX_STEPS = 1000  # checks and plans take a time that grows with their square
 
 
 @dataclass(slots=True)
@@ -40,6 +41,10 @@ def ensemble_faults(config: ModelConfig) -> Iterator[ConfigFault]:
         yield ConfigFault("model_warmup", f"model_warmup can not be specified for ensemble '{name}'")
     if not config.ensemble_scheduling.step:
         yield ConfigFault(STEP, f"must specify 'step' for ensemble '{name}'")
+        return
+    num_steps = len(config.ensemble_scheduling.step)
+    if num_steps > MAX_STEPS:
+        yield ConfigFault(STEP, f"ensemble '{name}' has {num_steps} steps; there may be {MAX_STEPS}")
         return
     tensors: dict[str, EnsembleTensor] = {}
     faults = list(_step_faults(config, tensors))

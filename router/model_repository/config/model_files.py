@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.model_repository.config.config_fault import ConfigFault, ModelConfigError
 from slipstream.router.tensors.infer_error import InferErrorCode
 
 WARMUP_FOLDER = "warmup"
@@ -13,26 +13,26 @@ STATE_FOLDER = "initial_state"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles:
+class ModelFolderFiles:
     """`folder` is that of the model in its repository."""
 
     model: str
     folder: Path
 
     def labels(self, output: str, name: str) -> tuple[str, ...]:
-        """One a line. Raises ConfigError."""
+        """One a line. Raises ModelConfigError."""
         path = self.folder / name
         if not path.resolve().is_relative_to(self.folder.resolve()):
             text = f"label file path '{path}' for output '{output}' in model '{self.model}' is outside model directory"
-            raise ConfigError(ConfigFault("output.label_filename", text, InferErrorCode.UNSUPPORTED))
+            raise ModelConfigError(ConfigFault("output.label_filename", text, InferErrorCode.UNSUPPORTED))
         return tuple(_read(path, "output.label_filename").decode(errors="replace").splitlines())
 
     def initial_state(self, name: str) -> bytes:
-        """Raises ConfigError."""
+        """Raises ModelConfigError."""
         return _read(self._inside(STATE_FOLDER, name), "sequence_batching.state.initial_state.data_file")
 
     def check_warmup_file(self, name: str) -> None:
-        """Raises ConfigError if it is outside its folder. It is read when an instance is warmed up."""
+        """Raises ModelConfigError if it is outside its folder. It is read when an instance is warmed up."""
         self._inside(WARMUP_FOLDER, name)
 
     def _inside(self, folder: str, name: str) -> Path:
@@ -42,8 +42,8 @@ class ModelFiles:
         return path
 
     @staticmethod
-    def refusal(field: str, text: str) -> ConfigError:
-        return ConfigError(ConfigFault(field, text))
+    def refusal(field: str, text: str) -> ModelConfigError:
+        return ModelConfigError(ConfigFault(field, text))
 
 
 def _read(path: Path, field: str) -> bytes:
@@ -51,4 +51,4 @@ def _read(path: Path, field: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         text = f"failed to open text file for read {path}: {error.strerror}"
-        raise ConfigError(ConfigFault(field, text, InferErrorCode.INTERNAL)) from None
+        raise ModelConfigError(ConfigFault(field, text, InferErrorCode.INTERNAL)) from None

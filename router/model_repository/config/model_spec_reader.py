@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import (
 
 from slipstream.router.model_repository.config.config_json import to_json
 from slipstream.router.model_repository.config.data_types import datatype_of
-from slipstream.router.model_repository.config.model_files import ModelFiles
+from slipstream.router.model_repository.config.model_files import ModelFolderFiles
 from slipstream.router.model_repository.config.scheduling_reader import read_dynamic, read_sequence
 from slipstream.router.tensors.model_spec import (
     EnsembleStep,
@@ -33,9 +33,9 @@ WARMUP_SOURCES: dict[str, Literal["zero", "random", "file"]] = {
 }
 
 
-def read_spec(config: ModelConfig, version: str, versions: tuple[str, ...], files: ModelFiles) -> ModelSpec:
+def read_spec(config: ModelConfig, version: str, versions: tuple[str, ...], files: ModelFolderFiles) -> ModelSpec:
     """The configuration is checked, and has all its defaults. Reads files with labels and initial states. Raises
-    ConfigError if one cannot be read."""
+    ModelConfigError if one cannot be read."""
     return ModelSpec(
         name=config.name,
         version=version,
@@ -106,7 +106,7 @@ def _read_input(tensor: ModelInput) -> TensorSpec:
     )
 
 
-def _read_output(tensor: ModelOutput, files: ModelFiles) -> TensorSpec:
+def _read_output(tensor: ModelOutput, files: ModelFolderFiles) -> TensorSpec:
     return TensorSpec(
         name=tensor.name,
         datatype=datatype_of(tensor.data_type, "output"),
@@ -120,12 +120,12 @@ def _reshape(tensor: ModelInput | ModelOutput) -> tuple[int, ...] | None:
     return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
 
 
-def _read_sample(sample: ModelWarmup, files: ModelFiles) -> WarmupSample:
+def _read_sample(sample: ModelWarmup, files: ModelFolderFiles) -> WarmupSample:
     inputs = tuple(_read_warmup_input(name, value, files) for name, value in sample.inputs.items())
     return WarmupSample(sample.name, sample.batch_size, max(1, sample.count), inputs)
 
 
-def _read_warmup_input(name: str, value: ModelWarmup.Input, files: ModelFiles) -> WarmupInput:
+def _read_warmup_input(name: str, value: ModelWarmup.Input, files: ModelFolderFiles) -> WarmupInput:
     choice = value.WhichOneof("input_data_type")
     if choice is None:
         raise files.refusal("model_warmup", f"warmup setting expects input '{name}' to have input_data_type set")

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy, ModelSequenceBatching
 
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.model_repository.config.config_fault import ConfigFault, ModelConfigError
 from slipstream.router.model_repository.config.data_types import datatype_of
-from slipstream.router.model_repository.config.model_files import ModelFiles
+from slipstream.router.model_repository.config.model_files import ModelFolderFiles
 from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.model_spec import (
     ControlKind,
     DynamicBatching,
+    ImplicitStateSpec,
     InitialState,
     QueuePolicy,
     SequenceBatching,
     SequenceControl,
-    SequenceState,
 )
 
 CONTROL_KINDS: dict[int, ControlKind] = {
@@ -47,8 +47,8 @@ def read_dynamic(config: ModelConfig) -> DynamicBatching | None:
     )
 
 
-def read_sequence(config: ModelConfig, files: ModelFiles) -> SequenceBatching | None:
-    """Reads files with initial states. Raises ConfigError if one cannot be read."""
+def read_sequence(config: ModelConfig, files: ModelFolderFiles) -> SequenceBatching | None:
+    """Reads files with initial states. Raises ModelConfigError if one cannot be read."""
     if not config.HasField("sequence_batching"):
         return None
     batching = config.sequence_batching
@@ -89,7 +89,7 @@ def _read_control(name: str, control: ModelSequenceBatching.Control) -> Sequence
     return SequenceControl(name, kind, FALSE_TRUE[field], (false, true))
 
 
-def _read_state(state: ModelSequenceBatching.State, files: ModelFiles) -> SequenceState:
+def _read_state(state: ModelSequenceBatching.State, files: ModelFolderFiles) -> ImplicitStateSpec:
     initial = None
     for value in state.initial_state[:1]:
         datatype = datatype_of(value.data_type, "sequence_batching.state.initial_state")
@@ -97,7 +97,7 @@ def _read_state(state: ModelSequenceBatching.State, files: ModelFiles) -> Sequen
         if value.WhichOneof("state_data") == "data_file":
             data = _whole_state(value.data_file, files.initial_state(value.data_file), datatype, value.dims)
         initial = InitialState(datatype, tuple(value.dims), data)
-    return SequenceState(
+    return ImplicitStateSpec(
         state.input_name,
         state.output_name,
         datatype_of(state.data_type, "sequence_batching.state"),
@@ -107,7 +107,7 @@ def _read_state(state: ModelSequenceBatching.State, files: ModelFiles) -> Sequen
 
 
 def _whole_state(file: str, data: bytes, datatype: str, dims: Sequence[int]) -> bytes:
-    """Raises ConfigError if the file is too short for the shape."""
+    """Raises ModelConfigError if the file is too short for the shape."""
     element_bytes = DATATYPES[datatype].element_bytes
     if element_bytes is None:
         return data
@@ -117,5 +117,5 @@ def _whole_state(file: str, data: bytes, datatype: str, dims: Sequence[int]) -> 
             f"initial_state setting expects {num_bytes} bytes, but the data provided from {file}only has {len(data)} "
             "bytes."
         )
-        raise ConfigError(ConfigFault("sequence_batching.state.initial_state.data_file", text))
+        raise ModelConfigError(ConfigFault("sequence_batching.state.initial_state.data_file", text))
     return data[:num_bytes]

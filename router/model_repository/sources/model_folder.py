@@ -23,7 +23,7 @@ class ModelFolder:
 
     def subfolders(self) -> list[str]:
         """Names, sorted. Raises OSError."""
-        return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir())
+        return sorted(entry.name for entry in os.scandir(self.path) if is_folder(entry))
 
     def files_of_first_version(self, versions: list[int]) -> list[str]:
         """What the backend is recognised by. Raises OSError."""
@@ -35,6 +35,14 @@ class ModelFolder:
         times: dict[str, int] = {}
         _add_times(self.path, "", times, set())
         return times
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """A link that leads nowhere, in a circle, or where this process may not look, is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _add_times(folder: Path, prefix: str, times: dict[str, int], seen: set[tuple[int, int]]) -> None:
@@ -51,7 +59,7 @@ def _add_times(folder: Path, prefix: str, times: dict[str, int], seen: set[tuple
         name = f"{prefix}{entry.name}"
         if entry.name[0] == "." or entry.name == COMPILED_FOLDER:
             continue
-        if entry.is_dir():
+        if is_folder(entry):
             times[name] = 0
             _add_times(folder / entry.name, f"{name}/", times, seen)
         else:

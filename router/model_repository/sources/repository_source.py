@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slipstream.router.model_repository.sources.model_folder import ModelFolder
+from slipstream.router.model_repository.sources.model_folder import ModelFolder, is_folder
 from slipstream.router.model_repository.sources.repository_watch import ModelStamp
 
 
@@ -37,7 +37,7 @@ class LocalSource:
         return str(self.path)
 
     def names(self) -> list[str]:
-        return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir() and entry.name[0] != ".")
+        return sorted(entry.name for entry in os.scandir(self.path) if entry.name[0] != "." and is_folder(entry))
 
     def folder_of(self, model: str) -> Path | None:
         folder = self.path / model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,3 +50,19 @@ def test_a_worker_that_has_served_is_started_again(tmp_path: Path) -> None:
             return not group.failed.done()
 
     assert asyncio.run(is_still_tried())
+
+
+def test_a_worker_that_cannot_be_started_again_at_first_is_tried_further(tmp_path: Path) -> None:
+    folder = tmp_path / "workers"
+    folder.mkdir()
+
+    async def comes_back() -> bool:
+        async with workers(folder) as group:
+            group.served()
+            shutil.rmtree(folder)
+            await until(lambda: group._policies["chat/decode-0"].restarts >= 2)
+            folder.mkdir()
+            await until((folder / "decode-0.log").exists)
+            return not group.failed.done()
+
+    assert asyncio.run(comes_back())

@@ -10,7 +10,7 @@ from functools import wraps
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.models.pool_step import ServedPools, asked_as
 from slipstream.cluster.models.repository_pools import RepositoryPools
-from slipstream.router.status.wanted_models import WantedList, WantedModel, WantedModels
+from slipstream.router.status.wanted_models import Want, WantedList, WantedModel, WantedModels
 
 CHAT, NEWER = WantedModel("chat", "/m/1"), WantedModel("chat", "/m/2")
 OTHER = WantedModel("other", "/o")
@@ -150,9 +150,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def want(router: ScriptedRouter, model: WantedModel) -> None:
+def want(router: ScriptedRouter, model: WantedModel) -> Want:
     assert router.wanted is not None
-    router.wanted.want(model)
+    return router.wanted.want(model)
 
 
 @scenario
@@ -161,9 +161,9 @@ async def test_a_model_gets_pools_when_it_is_wanted_and_loses_them_when_it_is_no
 ) -> None:
     assert router.wanted is not None
     router.wanted.complete()
-    want(router, CHAT)
+    one = want(router, CHAT)
     await until(lambda: "chat" in pools.served)
-    router.wanted.drop(CHAT)
+    router.wanted.drop(one)
     await until(lambda: "chat" not in pools.served)
     assert pools.done == ["add /m/1", "remove chat"]
 
@@ -173,9 +173,9 @@ async def test_an_operators_model_is_used_and_stays(router: ScriptedRouter, pool
     assert router.wanted is not None
     pools.served["chat"] = ServedPools("")
     router.wanted.complete()
-    want(router, CHAT)
+    one = want(router, CHAT)
     await until(lambda: pools.done == ["await chat"])
-    router.wanted.drop(CHAT)
+    router.wanted.drop(one)
     want(router, OTHER)
     await until(lambda: "other" in pools.served)
     assert pools.done == ["await chat", "add /o"]
@@ -218,7 +218,7 @@ async def test_other_files_exchange_the_pools_and_if_they_fail_those_before_stay
 ) -> None:
     assert router.wanted is not None
     router.wanted.complete()
-    want(router, CHAT)
+    before = want(router, CHAT)
     await until(lambda: "chat" in pools.served)
     pools.broken.add("/m/2")
     want(router, NEWER)
@@ -228,7 +228,7 @@ async def test_other_files_exchange_the_pools_and_if_they_fail_those_before_stay
     pools.broken.clear()
     want(router, NEWER)
     await until(lambda: pools.served["chat"] == ServedPools(asked_as(NEWER)))
-    router.wanted.drop(CHAT)  # the version that served ends
+    router.wanted.drop(before)  # the version that served ends
     want(router, OTHER)
     await until(lambda: "other" in pools.served)
     assert pools.served["chat"] == ServedPools(asked_as(NEWER))

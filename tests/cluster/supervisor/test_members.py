@@ -250,6 +250,7 @@ def test_a_router_is_started_anew_if_the_process_that_waits_has_died(started_act
         router.kill()
         await router.launch()
         assert router.pids == [2]
+        assert started_actors[2].resources == {}  # others may have what the first router had
 
     asyncio.run(check())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from slipstream.cluster.fleet.update_plan import UpdateOptions
-from slipstream.cluster.update.tensor_rollout import TensorRollout
+from slipstream.cluster.update.tensor_rollout import GONE_S, TensorRollout
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus, TensorVersionStatus
 from slipstream.router.status.version_status import LogMoments
 
@@ -100,9 +100,28 @@ def test_what_was_slow_in_an_earlier_step_does_not_count_in_this_one() -> None:
     assert plant.splits[-1] == {"1": 50.0, "2": 50.0}
 
 
-def test_a_version_that_is_gone_is_rolled_back_at_once() -> None:
+def test_a_version_that_is_gone_is_rolled_back() -> None:
     plant = Plant()
     plant.look(0)
     del plant.times["2"]
     plant.look(1)
+    plant.look(GONE_S)
     assert plant.splits[-1] == {"1": 100.0}
+    assert plant.rollout.events[-1].text == "rolled back to version 1: version 2 does not serve any more"
+
+
+def test_a_version_that_the_next_router_has_still_to_load_keeps_its_share() -> None:
+    plant = Plant()
+    plant.look(0)
+    plant.serve(60)
+    before, plant.times = plant.times, {}
+    for _ in range(3):
+        plant.look(GONE_S / 4)
+    plant.times = {"1": LogMoments(), "2": LogMoments()}
+    plant.look(1)
+    assert (plant.rollout.phase, plant.splits) == ("canary", [{"1": 90.0, "2": 10.0}])
+    plant.times = {}
+    plant.look(GONE_S / 2)  # counts anew
+    plant.times = before
+    plant.look()
+    assert plant.splits[-1] == {"1": 50.0, "2": 50.0}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from slipstream.router.batching.scheduler import Batch
+from slipstream.router.batching.scheduler import RequestBatch
 from slipstream.router.batching.scheduler_choice import scheduler_of
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import SequenceFlags
@@ -93,7 +93,7 @@ def replay(spec: ModelSpec, events: list[Event]) -> tuple[list[str], dict[str, s
                 errors[event.id] = error.message
         for rejected in scheduler.due(now):
             errors[rejected.request.request.id] = rejected.error.message
-        batch: Batch | None = scheduler.take(INSTANCE, now) if running is None else None
+        batch: RequestBatch | None = scheduler.take(INSTANCE, now) if running is None else None
         if batch is not None:
             batches.append(" ".join(id or "-" for id in places(batch)))
             running, over_s = batch, now + max(busy_s[request.request.id] for request in batch.requests)

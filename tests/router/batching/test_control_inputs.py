@@ -9,7 +9,7 @@ import pytest
 from slipstream.router.batching.control_inputs import correlation_bytes
 from slipstream.router.batching.scheduler import BatchItem
 from slipstream.router.batching.sequence_batcher import SequenceBatcher
-from slipstream.router.tensors.model_spec import InitialState, SequenceBatching, SequenceControl, SequenceState
+from slipstream.router.tensors.model_spec import ImplicitStateSpec, InitialState, SequenceBatching, SequenceControl
 from slipstream.router.tensors.tensor import Tensor
 from tests.support.router.batching.made_requests import spec_of, step
 
@@ -20,10 +20,10 @@ CONTROLS = (
     SequenceControl("END", "END", "INT32", (0, 5)),
     SequenceControl("READY", "READY", "BOOL"),
 )
-STATE = SequenceState("STATE_IN", "STATE_OUT", "INT32", (-1, 2))
+STATE = ImplicitStateSpec("STATE_IN", "STATE_OUT", "INT32", (-1, 2))
 
 
-def batcher(max_batch_size: int = 2, states: tuple[SequenceState, ...] = ()) -> SequenceBatcher:
+def batcher(max_batch_size: int = 2, states: tuple[ImplicitStateSpec, ...] = ()) -> SequenceBatcher:
     batching = SequenceBatching(controls=CONTROLS, states=states)
     scheduler = SequenceBatcher(spec_of(max_batch_size=max_batch_size, sequence_batching=batching), batching)
     scheduler.add_instance(INSTANCE, 0.0)
@@ -127,7 +127,7 @@ def test_the_state_of_one_request_is_an_input_of_the_next_one_and_zero_at_a_star
 
 def test_an_initial_state_is_given_at_the_start() -> None:
     initial = InitialState("INT32", (1, 2), bytes(range(8)))
-    state = SequenceState("STATE_IN", "STATE_OUT", "INT32", (-1, 2), initial)
+    state = ImplicitStateSpec("STATE_IN", "STATE_OUT", "INT32", (-1, 2), initial)
     scheduler = batcher(max_batch_size=1, states=(state,))
     scheduler.add(step("a", start=True), 0.0)
     assert state_of(take(scheduler)[0]) == Tensor("STATE_IN", "INT32", (1, 1, 2), bytes(range(8)))

@@ -121,10 +121,10 @@ class World:
         outputs = [] if error else [Tensor("OUT", "INT32", (1, 1), bytes(4))]
         return InstanceResponse(outputs, error, release=release)
 
-    def finish(self, instance: str, error: str | None = None) -> None:
+    def finish(self, instance: str, error: str | None = None, lost_file: str | None = None) -> None:
         batch, requests = self.running.pop(instance)
         responses = [] if error else [self.response() for _ in requests]
-        result = Executed(batch, list(responses), error, compute_ns=2_000_000)
+        result = Executed(batch, list(responses), error, compute_ns=2_000_000, lost_file=lost_file)
         self.dispatch.executed(instance, result, self.now)
 
     def lose(self, instance: str) -> None:
@@ -222,6 +222,26 @@ def test_a_request_whose_instance_dies_is_tried_again_once() -> None:
     assert answer.error is not None
     assert answer.error.message == "Stub process 'M_0' is not healthy."
     assert answer.num_releases == 1
+
+
+def test_a_request_whose_inputs_were_not_there_is_tried_again_once() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    world.finish("M_0", "no such file", "slipstream-1")
+    assert (answer.num_ends, world.dispatch.num_open) == (0, 1)
+    world.pause()
+    assert active.attempts == 2
+    world.finish("M_0", "no such file", "slipstream-1")
+    assert (answer.num_ends, answer.num_releases, world.dispatch.num_open) == (1, 1, 0)
+
+
+def test_a_request_of_a_sequence_whose_inputs_were_not_there_fails() -> None:
+    world = World(spec_of(has_sequences=True))
+    world.dispatch.add_instance("M_0", world.now)
+    _, answer = world.submit(sequence=SequenceFlags(7, is_start=True))
+    world.finish("M_0", "no such file", "slipstream-1")
+    assert (answer.num_ends, answer.num_releases, world.dispatch.num_open) == (1, 1, 0)
 
 
 def test_a_request_that_is_to_be_tried_again_can_be_cancelled() -> None:
@@ -457,3 +477,54 @@ def test_whatever_happens_every_request_ends_once_and_gives_its_memory_back(
     assert world.dispatch.num_open == 0
     passed_on = sum(len(answer.responses) for _, answer in requests)
     assert world.num_released + passed_on == num_responses
+
+
+def test_an_instance_that_leaves_ends_what_it_has_and_gets_nothing_more() -> None:
+    world = World(spec_of(batches=False))
+    for name in ("M_0", "M_1"):
+        world.dispatch.add_instance(name, world.now)
+    answers = [world.submit()[1] for _ in range(3)]
+    world.dispatch.retire_instance("M_1", world.now)
+    assert world.dispatch.emptied() == []
+    world.finish("M_1")
+    assert world.dispatch.emptied() == ["M_1"]
+    assert world.dispatch.emptied() == []  # it is named once
+    assert list(world.running) == ["M_0"]
+    world.finish("M_0")
+    world.finish("M_0")
+    assert [answer.num_ends for answer in answers] == [1, 1, 1]
+
+
+def test_an_instance_that_leaves_serves_its_sequences_to_their_ends_but_no_new_one() -> None:
+    world = World(spec_of(has_sequences=True, batches=False))
+    for name in ("M_0", "M_1"):
+        world.dispatch.add_instance(name, world.now)
+    for name in (1, 2):
+        world.submit(sequence=SequenceFlags(name, is_start=True))
+    for name in ("M_0", "M_1"):
+        world.finish(name)
+    world.dispatch.retire_instance("M_1", world.now)
+    assert world.dispatch.emptied() == []
+    _, third = world.submit(sequence=SequenceFlags(3, is_start=True, is_end=True))
+    world.submit(sequence=SequenceFlags(2, is_end=True))
+    assert list(world.running) == ["M_1"]
+    world.finish("M_1")
+    assert world.dispatch.emptied() == ["M_1"]
+    assert not world.running
+    world.submit(sequence=SequenceFlags(1, is_end=True))
+    world.finish("M_0")
+    world.finish("M_0")
+    assert third.num_ends == 1
+
+
+def test_the_time_that_instances_execute_is_counted_also_while_they_do() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    world.submit()
+    world.now += 2.0
+    assert world.dispatch.busy_s(world.now) == 2.0
+    world.finish("M_0")
+    world.submit()
+    world.now += 1.0
+    world.lose("M_0")
+    assert world.dispatch.busy_s(world.now + 5.0) == 3.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.router.infer.version_life import (
+from slipstream.router.infer.lives.version_life import (
     DEATHS_UNTIL_DOWN,
     MAX_HOSTS_LOST,
     Action,
@@ -223,8 +223,63 @@ def test_a_load_can_be_given_up() -> None:
     assert life.ended("M_0_1", ProcessEnd("exit 0"), 1.0) == [Action(Do.END)]
 
 
+def test_of_fewer_instances_the_others_end_their_requests_first() -> None:
+    life = serving(*NAMES)
+    assert life.resize(["M_0_0"]) == [Action(Do.DRAIN, "M_0_1")]
+    assert (life.num_serving, life.is_changing, life.is_down) == (1, True, False)
+    assert life.emptied("M_0_1") == [Action(Do.RETIRE, "M_0_1"), Action(Do.STOP, "M_0_1")]
+    assert life.emptied("M_0_1") == []
+    assert life.ended("M_0_1", ProcessEnd("stopped"), 5.0) == []
+    assert life.instances == {"M_0_0": InstancePhase.SERVING}
+    assert not life.is_changing
+
+
+def test_of_more_instances_only_the_further_ones_start() -> None:
+    life = serving("M_0_0")
+    assert life.resize(NAMES) == [Action(Do.START, "M_0_1")]
+    life.connected("M_0_1", 1.0)
+    life.initialized("M_0_1")
+    assert life.warmed("M_0_1", 2.0) == [Action(Do.SERVE, "M_0_1")]
+    assert life.num_serving == 2
+
+
+def test_one_that_is_wanted_again_while_it_leaves_starts_anew() -> None:
+    life = serving(*NAMES)
+    life.resize(["M_0_0"])
+    assert life.resize(NAMES) == []
+    life.emptied("M_0_1")
+    assert life.ended("M_0_1", ProcessEnd("stopped"), 5.0) == [Action(Do.START, "M_0_1")]
+
+
+def test_one_that_moves_starts_anew_at_once_and_that_counts_as_no_death() -> None:
+    life = serving(*NAMES)
+    assert life.move("M_0_0") == [Action(Do.DRAIN, "M_0_0")]
+    life.emptied("M_0_0")
+    assert life.ended("M_0_0", ProcessEnd("stopped"), 5.0) == [Action(Do.START, "M_0_0")]
+    assert life.next_time is None
+
+
+def test_the_requests_of_one_that_leaves_and_is_lost_go_elsewhere() -> None:
+    for lose in ("disconnected", "ended"):
+        life = serving(*NAMES)
+        life.resize(["M_0_0"])
+        if lose == "disconnected":
+            assert life.disconnected("M_0_1") == [Action(Do.RETIRE, "M_0_1"), Action(Do.STOP, "M_0_1")]
+        else:
+            assert life.ended("M_0_1", ProcessEnd("killed"), 5.0) == [Action(Do.RETIRE, "M_0_1")]
+
+
+def test_an_unload_ends_those_that_leave_as_well() -> None:
+    life = serving(*NAMES)
+    life.resize(["M_0_0"])
+    stops = life.unload(has_requests=False)
+    assert {action for action in stops if action.do is Do.STOP} == {Action(Do.STOP, name) for name in NAMES}
+    assert life.ended("M_0_1", ProcessEnd("stopped"), 5.0) == []
+    assert life.ended("M_0_0", ProcessEnd("stopped"), 5.0) == [Action(Do.END)]
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=60), st.booleans())
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), max_size=60), st.booleans())
 def test_any_order_of_events_keeps_the_books(events: list[tuple[int, int]], completes: bool) -> None:
     """An instance is served and retired in turns, has one process at a time, and the version ends at most once."""
     names = ("a", "b", "c")
@@ -245,6 +300,8 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[int, int]], comp
                     in_service.add(action.instance)
                 case Do.RETIRE:
                     in_service.remove(action.instance)
+                case Do.DRAIN:
+                    assert action.instance in in_service
                 case Do.STOP | Do.INITIALIZE | Do.COMPLETE | Do.WARM:
                     assert action.instance in running
                 case Do.END:
@@ -258,8 +315,10 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[int, int]], comp
     for kind, index in events:
         now += 1.0
         name = names[index]
-        phase = life.instances[name]
-        if kind == 0:
+        phase = life.instances.get(name)
+        if kind == 10:
+            carry_out(life.resize(names[: index + 1]))
+        elif kind == 0:
             carry_out(life.due(now + 100.0))
         elif kind == 1 and now > 30:
             carry_out(life.unload(has_requests=bool(in_service)))
@@ -267,6 +326,10 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[int, int]], comp
             carry_out(life.drained())
         elif name not in running:
             continue
+        elif kind == 11:
+            carry_out(life.move(name))
+        elif kind == 12:
+            carry_out(life.emptied(name))
         elif (kind == 3 and not completes) or (kind == 4 and phase is InstancePhase.COMPLETING):
             carry_out(life.completed(0.0))
         elif kind == 5:
@@ -281,4 +344,6 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[int, int]], comp
                 carry_out(step)
     assert ends <= 1
     assert in_service <= running
-    assert life.num_serving == len(in_service)
+    leaving = [name for name, phase in life.instances.items() if phase is InstancePhase.LEAVING]
+    assert life.num_serving + len(leaving) == len(in_service)
+    assert running <= life.instances.keys()

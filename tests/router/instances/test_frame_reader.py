@@ -13,7 +13,7 @@ from slipstream.router.instances.frames.frame_reader import (
     BUFFER_BYTES,
     PREFIX,
     FrameError,
-    FrameReader,
+    InstanceFrameReader,
     Json,
     frame_start,
 )
@@ -21,7 +21,7 @@ from slipstream.router.instances.frames.frame_reader import (
 MAX_BYTES = 4 * BUFFER_BYTES
 
 
-def read(reader: FrameReader, data: bytes, cuts: list[int]) -> list[tuple[Json, bytes]]:
+def read(reader: InstanceFrameReader, data: bytes, cuts: list[int]) -> list[tuple[Json, bytes]]:
     """Gives the reader the bytes in pieces: of the sizes `cuts`, then as large as its buffer."""
     found = []
     while data:
@@ -45,13 +45,13 @@ def test_frames_come_out_as_they_went_in(sizes: list[int], cuts: list[int]) -> N
         ({"type": "t", "number": number}, bytes([number + 1]) * size) for number, size in enumerate(sizes)
     ]
     data = b"".join(frame_start(head, len(payload)) + payload for head, payload in frames)
-    reader = FrameReader(MAX_BYTES)
+    reader = InstanceFrameReader(MAX_BYTES)
     assert read(reader, data, cuts) == frames
     assert read(reader, data, []) == frames  # nothing of the first time is left
 
 
 def test_the_payload_of_a_large_frame_is_not_copied_and_stays() -> None:
-    reader = FrameReader(MAX_BYTES)
+    reader = InstanceFrameReader(MAX_BYTES)
     data = frame_start({"type": "t"}, 2 * BUFFER_BYTES) + b"1" * 2 * BUFFER_BYTES
     [(_, first)] = list(large_frames(reader, data))
     list(large_frames(reader, data.replace(b"1", b"2")))
@@ -59,7 +59,7 @@ def test_the_payload_of_a_large_frame_is_not_copied_and_stays() -> None:
     assert bytes(first) == b"1" * 2 * BUFFER_BYTES
 
 
-def large_frames(reader: FrameReader, data: bytes) -> list[tuple[Json, bytes | memoryview]]:
+def large_frames(reader: InstanceFrameReader, data: bytes) -> list[tuple[Json, bytes | memoryview]]:
     found = []
     while data:
         buffer = reader.buffer()
@@ -84,12 +84,12 @@ def large_frames(reader: FrameReader, data: bytes) -> list[tuple[Json, bytes | m
 )
 def test_what_is_no_frame_is_an_error(data: bytes, text: str) -> None:
     with pytest.raises(FrameError, match=text):
-        read(FrameReader(MAX_BYTES), data, [])
+        read(InstanceFrameReader(MAX_BYTES), data, [])
 
 
 def test_numbers_of_a_head_may_be_nan_or_infinite_and_its_text_no_unicode() -> None:
     head = b'{"type":"metrics","values":[NaN,-Infinity,1e999],"text":"a\\udcffb \xc3\xa4"}'
-    [(fields, _)] = read(FrameReader(MAX_BYTES), PREFIX.pack(len(head), 0) + head, [])
+    [(fields, _)] = read(InstanceFrameReader(MAX_BYTES), PREFIX.pack(len(head), 0) + head, [])
     nan, *infinite = fields["values"]
     assert math.isnan(nan)
     assert (infinite, fields["text"]) == ([-math.inf, math.inf], "a?b \u00e4")
@@ -99,4 +99,4 @@ def test_numbers_of_a_head_may_be_nan_or_infinite_and_its_text_no_unicode() -> N
 @given(st.binary(max_size=200))
 def test_random_bytes_give_frames_or_one_kind_of_error(data: bytes) -> None:
     with contextlib.suppress(FrameError):
-        read(FrameReader(MAX_BYTES), data, [])
+        read(InstanceFrameReader(MAX_BYTES), data, [])

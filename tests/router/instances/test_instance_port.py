@@ -39,6 +39,35 @@ async def test_a_launch_waits_for_a_host_and_goes_to_the_emptiest(tmp_path: Path
 
 
 @in_loop
+async def test_instances_of_a_version_are_spread_although_a_host_has_more_of_others(tmp_path: Path) -> None:
+    async with instance_lab(tmp_path) as lab:
+        await lab.host("a")
+        links = [lab.port.launch(start_of("m_0_0"), RecordingOwner())]
+        await lab.host("b")
+        for number in range(2):
+            lab.port.launch(replace(start_of(f"other_0_{number}"), model="other"), RecordingOwner(), host="b")
+        links.append(lab.port.launch(start_of("m_0_1"), RecordingOwner()))
+        on_gpu = [replace(start_of(f"m_1_{n}"), kind="KIND_GPU", device=n % 2) for n in range(4)]
+        gpus = [lab.port.launch(start, RecordingOwner()) for start in on_gpu]
+        assert [link.host for link in links] == ["a", "b"]
+        assert [link.host for link in gpus] == ["a", "a", "b", "b"]  # each device has one of this version
+
+
+@in_loop
+async def test_nothing_is_started_until_the_hosts_of_the_deployment_are_there_or_are_late(tmp_path: Path) -> None:
+    async with instance_lab(tmp_path, gather_s=30.0, num_hosts=2) as lab:
+        links = [lab.port.launch(start_of(name), RecordingOwner()) for name in ("m_0_0", "m_0_1")]
+        await lab.host("a")
+        assert [link.host for link in links] == ["", ""]
+        await lab.host("b")
+        assert sorted(link.host for link in links) == ["a", "b"]
+    async with instance_lab(tmp_path, gather_s=0.1, num_hosts=2) as lab:
+        link = lab.port.launch(start_of(), RecordingOwner())
+        await lab.host("a")
+        await until(lambda: link.host == "a")
+
+
+@in_loop
 async def test_an_end_is_heard_once_and_empties_the_ledger(tmp_path: Path) -> None:
     async with instance_lab(tmp_path) as lab:
         host = await lab.host()

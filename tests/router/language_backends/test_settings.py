@@ -74,6 +74,18 @@ def test_words_are_read_from_tokens_and_their_ends(values: list[int], words: tup
     assert words_of("stop_words_list", values) == words
 
 
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([5] * 5000 + list(range(1, 5001)), "has more than 4096 words"),
+        ([5] * 5000 + [5000] + [-1] * 4999, "has words of more than 4096 tokens"),
+    ],
+)
+def test_lists_of_words_that_would_take_the_time_of_others_are_refused(values: list[int], text: str) -> None:
+    with pytest.raises(InferError, match=text):
+        words_of("stop_words_list", values)
+
+
 @pytest.mark.parametrize(("level", "priority"), [(0, 0), (1, -1), (2, 0), (3, 1), (9, 0)])
 def test_a_priority_level_is_relative_to_the_default_one(level: int, priority: int) -> None:
     batching = DynamicBatching(priority_levels=3, default_priority_level=2)

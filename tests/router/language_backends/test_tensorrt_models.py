@@ -28,6 +28,7 @@ INPUTS = """
   { name: "stop_words_list" data_type: TYPE_INT32 dims: [ 2, -1 ] optional: true },
   { name: "bad_words_list" data_type: TYPE_INT32 dims: [ 2, -1 ] optional: true },
   { name: "beam_width" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "temperature" data_type: TYPE_FP32 dims: [ 1 ] optional: true },
   { name: "runtime_top_k" data_type: TYPE_INT32 dims: [ 1 ] reshape: { shape: [ ] } optional: true },
   { name: "random_seed" data_type: TYPE_UINT64 dims: [ 1 ] reshape: { shape: [ ] } optional: true },
   { name: "num_return_sequences" data_type: TYPE_INT32 dims: [ 1 ] reshape: { shape: [ ] } optional: true },
@@ -187,6 +188,18 @@ def test_words_end_an_output_and_ends_can_be_ignored(tmp_path: Path) -> None:
             assert len(await output_of(end_id=np.array([[-1]], np.int32))) == 64
             with pytest.raises(InferenceServerException, match="'stop_words_list' has a word that ends at 9"):
                 await output_of(stop_words_list=np.array([[[1, 2], [9, -1]]], np.int32))
+            with pytest.raises(InferenceServerException, match="'temperature' is nan, and must be a finite number"):
+                await output_of(temperature=np.array([[np.nan]], np.float32))
+            with pytest.raises(
+                InferenceServerException, match=r"'input_lengths' is \d+, and 'input_ids' has \d+ tokens"
+            ):
+                await output_of(input_lengths=np.array([[2**30]], np.int32))
+            with pytest.raises(InferenceServerException, match="'request_output_len' must be at least 1, got -1"):
+                await output_of(request_output_len=np.array([[-1]], np.int32))
+            with pytest.raises(InferenceServerException, match="'input_ids' must have token ids of at least 0, got -5"):
+                await output_of(input_ids=np.array([[1] * (len(prompt) - 1) + [-5]], np.int32))
+            with pytest.raises(InferenceServerException, match="'input_ids' has no tokens"):
+                await output_of(input_lengths=np.array([[0]], np.int32))
             with pytest.raises(InferenceServerException, match="'max_beam_width' is 1"):
                 await output_of(beam_width=np.array([[4]], np.int32))
 

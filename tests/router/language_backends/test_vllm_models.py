@@ -16,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 
 from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.tensors.infer_error import FailureReason, InferError
-from slipstream.router.tensors.infer_request import InferRequest, InferResponse
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse, RequestTokens
+from slipstream.router.tensors.infer_service import Submission
 from slipstream.router.tensors.tensor import Tensor
 from tests.support.router.language_lab import (
     LONG,
@@ -73,6 +74,9 @@ def test_a_text_is_continued_as_in_the_api_of_openai(tmp_path: Path) -> None:
             "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
         ),
         ({"sampling_parameters": "{"}, {}, "'sampling_parameters' is no JSON"),
+        ({"sampling_parameters": "{" + " " * (1 << 20)}, {}, "it has 1048577 bytes; there may be 1048576"),
+        ({"sampling_parameters": '{"logprobs": [1]}'}, {}, "parameter 'logprobs' cannot be read, got [1]"),
+        ({"sampling_parameters": '{"logprobs": -1}'}, {}, "Invalid value for 'logprobs'"),
         ({}, {"temprature": 1}, "parameter 'temprature' is not served"),
         ({}, {"temperature": "hot"}, "parameter 'temperature' cannot be read, got 'hot'"),
         ({}, {"temperature": 3}, "Invalid value for 'temperature'"),
@@ -89,7 +93,7 @@ def test_a_request_that_makes_no_sense_is_refused(
             with pytest.raises(InferenceServerException) as refused:
                 await lab.infer("chat_llm", asked("count", **inputs), parameters)
             assert text in str(refused.value)
-            assert lab.num_generations == 0
+            await until(lambda: lab.num_generations == 0)  # the router's own, by which it becomes ready, may still run
 
     asyncio.run(main())
 
@@ -238,6 +242,16 @@ def test_requests_are_counted_and_explained(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_one_that_waits_for_another_model_does_not_hold_it_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        write_language_model(tmp_path / "models", "first", arguments={"model": "second"})
+        write_language_model(tmp_path / "models", "second", arguments=CHAT_LLM)
+        async with language_lab(tmp_path, load_threads=1) as lab:
+            assert await lab.text("first", "say yes") == "yes!"
+
+    asyncio.run(main())
+
+
 def test_a_key_of_the_configuration_names_the_model(tmp_path: Path) -> None:
     async def main() -> None:
         write_language_model(tmp_path / "models", "chat_llm")
@@ -264,6 +278,52 @@ def test_tokens_count_for_the_limits_and_the_usage_of_a_key(tmp_path: Path) -> N
             (account,) = json.loads(usage)["data"]
             assert (account["model"], account["num_requests"], account["completion_tokens"]) == ("chat_llm", 2, 60)
             assert account["prompt_tokens"] > 0
+
+    asyncio.run(main())
+
+
+@dataclass
+class Reader:
+    """ResponseReceiver: leaves after the first response, and notes what was used when the request ends."""
+
+    used: RequestTokens
+    submission: Submission | None = None
+    num_output_at_end: int | None = None
+
+    def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        if is_final:
+            self.num_output_at_end = self.used.num_output
+        elif self.submission is not None:
+            asyncio.get_running_loop().call_soon(self.submission.cancel)
+
+    def complete(self) -> None:
+        self.num_output_at_end = self.used.num_output
+
+    def fail(self, error: InferError) -> None:
+        self.num_output_at_end = self.used.num_output
+
+
+@pytest.mark.parametrize(("leaves", "num_outputs"), [(False, 1), (False, 3), (True, 1)])
+def test_the_tokens_of_a_request_are_known_when_it_ends(tmp_path: Path, leaves: bool, num_outputs: int) -> None:
+    async def main() -> None:
+        write_language_model(tmp_path / "models", "chat_llm", arguments=CHAT_LLM)
+        async with language_lab(tmp_path, step_s=0.01) as lab:
+            used = RequestTokens()
+            reader = Reader(used)
+            assert lab.router.tensors is not None
+            inputs = [Tensor("text_input", "BYTES", (1,), b"\5\0\0\0count"), Tensor("stream", "BOOL", (1,), b"\1")]
+            parameters = {"max_tokens": 30, "ignore_eos": True, "n": num_outputs}
+            request = InferRequest("chat_llm", inputs=inputs, parameters=parameters, tokens=used)
+            submission = lab.router.tensors.service.submit(request, reader)
+            reader.submission = submission if leaves else None
+            await until(lambda: reader.num_output_at_end is not None)
+            await until(lambda: lab.num_generations == 0)
+            if leaves:
+                assert 0 < used.num_output < 30
+            else:
+                assert reader.num_output_at_end == 30 * num_outputs
+            assert reader.num_output_at_end == used.num_output
+            assert used.num_prompt > 0
 
     asyncio.run(main())
 

@@ -18,6 +18,7 @@ from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.model_spec import (
     DynamicBatching,
+    ImplicitStateSpec,
     InitialState,
     InstanceGroup,
     ModelSpec,
@@ -25,7 +26,6 @@ from slipstream.router.tensors.model_spec import (
     RateResource,
     SequenceBatching,
     SequenceControl,
-    SequenceState,
     TensorSpec,
     WarmupInput,
     WarmupSample,
@@ -190,7 +190,7 @@ def test_the_sequence_batcher_has_its_controls_and_states(tmp_path: Path) -> Non
         strategy="oldest",
         max_idle_us=1_000_000,
         controls=(SequenceControl("S", "START", "FP32", (0, 2)), SequenceControl("C", "CORRID", "BYTES")),
-        states=(SequenceState("i", "o", "INT32", (-1,), InitialState("INT32", (1,), b"\x01\x02\x03\x04")),),
+        states=(ImplicitStateSpec("i", "o", "INT32", (-1,), InitialState("INT32", (1,), b"\x01\x02\x03\x04")),),
         max_queue_delay_us=7,
         max_candidate_sequences=4,
         preferred_batch_sizes=(8,),

@@ -34,6 +34,17 @@ def test_a_model_in_two_folders_is_served_by_neither(tmp_path: Path) -> None:
     assert list(repository.stamps()) == ["N"]
 
 
+def test_links_that_lead_in_a_circle_keep_no_model_from_being_read(tmp_path: Path) -> None:
+    write_model(tmp_path, "M")
+    before = ModelRepository([tmp_path]).stamps()
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "M" / "circle").symlink_to("circle")
+    repository = ModelRepository([tmp_path])
+    assert repository.names() == ["M"]
+    assert repository.read("M").versions == ("1",)
+    assert repository.stamps() == before
+
+
 @pytest.mark.parametrize("name", ["..", "../M", "a/b", "a\0"])
 def test_a_name_cannot_leave_the_repository(tmp_path: Path, name: str) -> None:
     write_model(tmp_path, "M")

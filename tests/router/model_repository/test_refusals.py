@@ -151,6 +151,7 @@ AT_READING = [
     (ensemble(more="optimization {}"), "optimization should not be specified for ensemble 'M'"),
     (ensemble(more="model_warmup {}"), "model_warmup can not be specified for ensemble 'M'"),
     (ensemble(""), "must specify 'step' for ensemble 'M'"),
+    (ensemble(STEP * 1001), "ensemble 'M' has 1001 steps; there may be 1000"),
     (ensemble("step {}"), "must specify 'model_name' in step 0 of ensemble 'M'"),
     (ensemble(STEP + 'step { model_name: "Y" }'), "must specify 'input_map' in step 1 of ensemble 'M'"),
     (ensemble(STEP + STEP), "ensemble tensor 'B' can appear in an output map only once for ensemble 'M' step 1"),

@@ -8,6 +8,7 @@ import pytest
 
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_check import check_repository
+from slipstream.router.tensors import backend_packages
 from tests.support.router.model_folders import PYTHON, TENSORS, write_model
 
 CLASS = "class TritonPythonModel: pass\n"
@@ -36,6 +37,19 @@ def test_a_repository_that_can_be_loaded_has_no_problems(tmp_path: Path) -> None
     step = 'step { model_name: "A" input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } }'
     write_model(tmp_path, "G", f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {step} }}')
     assert problems(tmp_path) == []
+
+
+def test_a_backend_whose_package_is_missing_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path, "M", f'backend: "onnxruntime" {TENSORS}')
+    (tmp_path / "M" / "1" / "model.onnx").write_bytes(b"")
+    options = ReadOptions(backends=frozenset({"onnxruntime"}))
+    monkeypatch.setattr(backend_packages, "find_spec", lambda name: None)
+    wanted = "needs the package onnxruntime, which is not installed: pip install 'slipstream[onnx]'"
+    assert problems(tmp_path, options) == [("M/config.pbtxt", "backend", f"backend 'onnxruntime' {wanted}")]
+    monkeypatch.setattr(backend_packages, "find_spec", lambda name: object())
+    assert problems(tmp_path, options) == []
 
 
 def test_every_fault_is_named_with_its_field(tmp_path: Path) -> None:

@@ -31,24 +31,23 @@ def paths(wanted: WantedModels) -> list[str]:
 
 
 def test_while_a_version_follows_another_the_latest_counts(wanted: WantedModels) -> None:
-    wanted.want(CHAT)
-    wanted.want(NEWER)
+    before, newer = wanted.want(CHAT), wanted.want(NEWER)
     assert paths(wanted) == ["/m/2"]
-    wanted.drop(CHAT)
+    wanted.drop(before)
     assert paths(wanted) == ["/m/2"]
-    wanted.drop(NEWER)
+    wanted.drop(newer)
     assert (paths(wanted), wanted.num_wants) == ([], 0)
 
 
 def test_two_that_want_the_same_model_let_it_go_one_after_the_other(wanted: WantedModels) -> None:
-    wanted.want(CHAT)
+    one = wanted.want(CHAT)
     first = wanted.current
-    wanted.want(WantedModel("chat", "/m/1"))
+    other = wanted.want(WantedModel("chat", "/m/1"))
     assert wanted.current != first  # the cluster is to look again
-    wanted.drop(CHAT)
+    wanted.drop(one)
+    wanted.drop(one)
     assert paths(wanted) == ["/m/1"]
-    wanted.drop(CHAT)
-    wanted.drop(CHAT)
+    wanted.drop(other)
     assert paths(wanted) == []
 
 
@@ -76,8 +75,12 @@ def test_a_change_wakes_those_that_wait_for_one(wanted: WantedModels) -> None:
 
 
 def test_a_model_that_is_wanted_again_after_it_failed_is_another_want(wanted: WantedModels) -> None:
-    wanted.want(CHAT)
+    failed = wanted.want(CHAT)
     known = wanted.current
     wanted.fail(CHAT, "no memory")
-    wanted.want(CHAT)
+    again = wanted.want(CHAT)
     assert wanted.current != known
+    wanted.drop(failed)  # the version that had it ends, and takes nothing from the one that has it now
+    assert paths(wanted) == ["/m/1"]
+    wanted.drop(again)
+    assert wanted.num_wants == 0

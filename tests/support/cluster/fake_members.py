@@ -16,11 +16,13 @@ from slipstream.cluster.supervisor.managed import ManagedGroup
 from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import Supervisor
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
@@ -125,6 +127,10 @@ class FakeRouter(FakeMember):
     async def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None: ...
     async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
         return None
+
+    async def set_instance_counts(self, model: str, config: InstanceCountsConfig) -> None: ...
+    async def instances_status(self, model: str) -> list[InstancesStatus]:
+        return []
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:
         await asyncio.Event().wait()

@@ -146,6 +146,11 @@ class Network:
             host.kill()
         self._remove()
 
+    @property
+    def desk_address(self) -> str:
+        """Where the hosts reach this machine."""
+        return f"{self._subnet}.254"
+
     def add_host(self, name: str) -> Host:
         number = len(self.hosts) + 1
         host = Host(name, f"{self._subnet}.{number}", f"{self._tag}-{name}")

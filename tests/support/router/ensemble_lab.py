@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.router.infer.ensembles.ensemble_graph import EnsembleGraph
-from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, StepRun
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleAnswer, EnsembleRun, EnsembleStepRun
 from slipstream.router.infer.ensembles.held_tensors import SharedLease
 from slipstream.router.model_repository.graph_checks import checked_graph
 from slipstream.router.tensors.infer_error import InferError, cancelled_by_client
@@ -67,8 +67,8 @@ class RunLab:
 
     spec: ModelSpec
     models: Mapping[str, ModelSpec]
-    started: list[StepRun] = field(default_factory=list)
-    cancelled: list[StepRun] = field(default_factory=list)
+    started: list[EnsembleStepRun] = field(default_factory=list)
+    cancelled: list[EnsembleStepRun] = field(default_factory=list)
     responses: list[dict[str, int]] = field(default_factory=list)
     parameters: list[dict[str, ParameterValue]] = field(default_factory=list)
     end: str = ""
@@ -91,7 +91,7 @@ class RunLab:
         self.num_held += 1
         return ReleaseOnce(self)
 
-    def running(self, name: str) -> StepRun:
+    def running(self, name: str) -> EnsembleStepRun:
         """The first step of this model that was not answered."""
         return next(run for run in self.started if run.step.model == name)
 
@@ -119,17 +119,17 @@ class RunLab:
         self.over(run)
         self.run.failed(run, error)
 
-    def over(self, run: StepRun) -> None:
+    def over(self, run: EnsembleStepRun) -> None:
         self.started.remove(run)
         run.release()
 
-    def start_step(self, run: StepRun) -> None:
+    def start_step(self, run: EnsembleStepRun) -> None:
         if run.step.model in self.refusals:
             run.release()
             raise self.refusals[run.step.model]
         self.started.append(run)
 
-    def cancel_step(self, run: StepRun) -> None:
+    def cancel_step(self, run: EnsembleStepRun) -> None:
         self.cancelled.append(run)
 
     def respond(self, answer: EnsembleAnswer, *, is_final: bool) -> None:

@@ -136,6 +136,7 @@ async def instance_lab(
     away_s: float = 10.0,
     spare_s: float = 60.0,
     gather_s: float = 0.0,
+    num_hosts: int = 1,
 ) -> AsyncIterator[Lab]:
     """At the end no lease may be left."""
     observer = RecordingObserver()
@@ -143,7 +144,7 @@ async def instance_lab(
     with RegionPool(POOL_BYTES) as pool:
         lab = Lab(
             InstancePort(
-                InstancePortConfig(TOKEN, path, away_s=away_s, spare_s=spare_s, gather_s=gather_s),
+                InstancePortConfig(TOKEN, path, away_s=away_s, spare_s=spare_s, gather_s=gather_s, num_hosts=num_hosts),
                 pool,
                 observer,
                 sockets,

@@ -4,7 +4,8 @@ the models in processes of their own."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,9 +83,11 @@ class RepositoryLab:
     pool: RegionPool
     config: RepositoryConfig
     path: str  # of the port
+    sockets: Sequence[socket.socket] = ()  # of the port, for hosts in other networks
     service: TensorService = field(init=False)
     repository: RepositoryService = field(init=False)
     port: InstancePort = field(init=False)
+    hosts: dict[str, tuple[InstanceHost, asyncio.Task[None]]] = field(default_factory=dict)
     num_held: int = 0  # requests whose inputs have not been given back
 
     def write(self, name: str, config: str, code: str, version: str = "1") -> None:
@@ -122,12 +125,28 @@ class RepositoryLab:
     async def in_sequence(self, model: str, name: int, value: int, *, start: bool = False, end: bool = False) -> int:
         return (await self.infer(model, value, sequence=SequenceFlags(name, start, end)))[0][0]
 
-    def hosts_changed(self) -> None: ...
+    def hosts_changed(self) -> None:
+        for _, runtime in self.service.runtimes():
+            if runtime.instances is not None:
+                runtime.instances.spread()
+
+    def add_host(self, name: str) -> None:
+        """Instances may run there from now on."""
+        host = InstanceHost(InstanceHostConfig(f"unix:{self.path}", TOKEN, name, logs=str(self.folder.parent / name)))
+        self.hosts[name] = host, asyncio.create_task(host.run())
+
+    async def remove_host(self, name: str) -> None:
+        """Ends its instances as well."""
+        host, running = self.hosts.pop(name)
+        host.stop(1.0)
+        await running
 
     async def listen(self) -> None:
         """The port and the repository, of the first router or of the next one."""
         self.service = TensorService()
-        self.port = InstancePort(InstancePortConfig(TOKEN, self.path), self.pool, self)
+        away_s = 2.0 if self.sockets else 10.0
+        config = InstancePortConfig(TOKEN, self.path, away_s=away_s, num_hosts=self.config.hosts)
+        self.port = InstancePort(config, self.pool, self, self.sockets)
         further = self.config.backend_directory
         options = ReadOptions(
             backends=EXECUTED_BY_INSTANCES | {""},
@@ -143,20 +162,20 @@ class RepositoryLab:
 
 @asynccontextmanager
 async def repository_lab(
-    tmp_path: Path, models: Mapping[str, tuple[str, str]], **settings: Any
+    tmp_path: Path, models: Mapping[str, tuple[str, str]], *, sockets: Sequence[socket.socket] = (), **settings: Any
 ) -> AsyncIterator[RepositoryLab]:
-    """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already. At
-    the end nothing of them may be left."""
+    """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already.
+    With `sockets`, hosts come from elsewhere. At the end nothing of them may be left."""
     folder = tmp_path / "models"
     folder.mkdir(exist_ok=True)
     config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
     pool, path = RegionPool(64 << 20), str(tmp_path / "port")
-    lab = RepositoryLab(folder, pool, config, path)
+    lab = RepositoryLab(folder, pool, config, path, sockets)
     for name, (text, code) in models.items():
         lab.write(name, text, code)
     await lab.listen()
-    host = InstanceHost(InstanceHostConfig(f"unix:{path}", TOKEN, "a", logs=str(tmp_path)))
-    running = asyncio.create_task(host.run())
+    for number in range(0 if sockets else config.hosts):
+        lab.add_host("abcd"[number])
     try:
         async with asyncio.timeout(TIMEOUT_S):
             await lab.repository.start()
@@ -168,7 +187,6 @@ async def repository_lab(
         assert (ledger.num_launches, ledger.num_requests, ledger.num_lent) == (0, 0, 0)
         assert pool.usage.num_leases == 0
     finally:
-        host.stop(1.0)
-        await running
+        await asyncio.gather(*map(lab.remove_host, list(lab.hosts)))
         await lab.port.stop()
         pool.close()

@@ -10,7 +10,7 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.tensor_faults.tensor_call import DATATYPES, DTYPES, Refused, TensorCall
+from tests.support.tensor_faults.tensor_call import DATATYPES, Refused, TensorCall, array_of
 
 SERVICE = "/inference.GRPCInferenceService/"
 OPTIONS = [
@@ -46,9 +46,12 @@ class GrpcTensorClient:
 
     async def stream(self, call: TensorCall, most: int) -> AsyncIterator[dict[str, np.ndarray]]:
         """The responses of a decoupled model; cancels after `most`."""
+        async for outputs in self.stream_message(request_of(call), most):
+            yield outputs
+
+    async def stream_message(self, request: pb.ModelInferRequest, most: int) -> AsyncIterator[dict[str, np.ndarray]]:
         running = self._stream()
         try:
-            request = request_of(call)
             request.parameters["triton_enable_empty_final_response"].bool_param = True
             await answered(lambda: running.write(request))
             while True:
@@ -57,11 +60,10 @@ class GrpcTensorClient:
                     raise ConnectionResetError("the stream ended before the final response")
                 if message.error_message:
                     raise Refused("stream", message.error_message)
-                if message.infer_response.parameters["triton_final_response"].bool_param:
-                    return
-                yield outputs_of(message.infer_response)
-                most -= 1
-                if not most:
+                if message.infer_response.outputs:  # the final response of a model may have none
+                    yield outputs_of(message.infer_response)
+                    most -= 1
+                if not most or message.infer_response.parameters["triton_final_response"].bool_param:
                     return
         finally:
             running.cancel()
@@ -90,6 +92,6 @@ def request_of(call: TensorCall) -> pb.ModelInferRequest:
 
 def outputs_of(response: pb.ModelInferResponse) -> dict[str, np.ndarray]:
     return {
-        output.name: np.frombuffer(raw, DTYPES[output.datatype]).reshape(output.shape)
+        output.name: array_of(raw, output.datatype, output.shape)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }

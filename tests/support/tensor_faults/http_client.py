@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from tests.support.tensor_faults.tensor_call import DATATYPES, DTYPES, Refused, TensorCall
+from tests.support.tensor_faults.tensor_call import DATATYPES, Refused, TensorCall, array_of
 
 HEAD_LENGTH = "inference-header-content-length"
 
@@ -127,7 +127,6 @@ def outputs_of(headers: dict[str, str], body: bytes) -> dict[str, np.ndarray]:
     found = {}
     for output in json.loads(body[:at])["outputs"]:
         num_bytes = output["parameters"]["binary_data_size"]
-        array = np.frombuffer(body[at : at + num_bytes], DTYPES[output["datatype"]])
-        found[output["name"]] = array.reshape(output["shape"])
+        found[output["name"]] = array_of(body[at : at + num_bytes], output["datatype"], output["shape"])
         at += num_bytes
     return found

@@ -11,19 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.e2e.observation import unrest as language_unrest
 from tests.support.e2e.serving_cluster import ServingCluster
 from tests.support.faults.cluster_faults import Memory
+from tests.support.tensor_faults.faulted_graphs import GRAPH_SETTINGS, NUM_GRAPH_INSTANCES, write_graphs
 from tests.support.tensor_faults.faulted_models import MODELS, SEQUENCE_MODELS, executions, write_models
+from tests.support.tensor_faults.graph_load import GRAPH_KINDS, Undisturbed
 from tests.support.tensor_faults.grpc_client import GrpcTensorClient
+from tests.support.tensor_faults.http_client import HttpTensorClient
 from tests.support.tensor_faults.reloading import Reloading
+from tests.support.tensor_faults.step_reloading import StepReloading
 from tests.support.tensor_faults.tensor_account import TensorAccount
 from tests.support.tensor_faults.tensor_call import Refused
 from tests.support.tensor_faults.tensor_faults import SharedFiles, TensorFaults, addresses, instances_of
-from tests.support.tensor_faults.tensor_load import TensorLoad, scale_call
+from tests.support.tensor_faults.tensor_load import KINDS, TensorLoad, scale_call
 
 MIX = ("instance", "instance", "instance", "router", "host", "freeze", "both")
 DEADLINE_S = 75.0  # a client that waits longer hangs
 RETURN_S = 3.0  # within which gRPC clients of a killed router are served again
+GRAPH_MIX = (*MIX, "worker", "worker")
 NUM_INSTANCES = sum(2 if "count: 2" in config else 1 for config, _ in MODELS.values())
 
 
@@ -37,6 +43,11 @@ class TensorPlan:
     pause_s: tuple[float, float] = (1.5, 5.0)
     num_clients: int = 4
     reloads: bool = True
+    graphs: bool = False  # ensembles, a language model, ONNX, endpoints and versions
+
+    @property
+    def num_instances(self) -> int:
+        return NUM_INSTANCES + (NUM_GRAPH_INSTANCES if self.graphs else 0)
 
     def settings(self, repository: Path) -> dict[str, Any]:
         return {
@@ -47,6 +58,7 @@ class TensorPlan:
                 "load_models": ["*"],
                 "grpc": {"port": 0},
                 "metrics": {"port": 0},
+                **(GRAPH_SETTINGS if self.graphs else {}),
             },
             "restart": {"backoff_s": 0.1},
             "drain_timeout_s": 20,
@@ -64,6 +76,7 @@ class TensorOutcome:
     returns_s: list[float] = field(default_factory=list)  # from a router's death until gRPC is served again
     num_loads: int = 0
     num_sequences: int = 0
+    versions: dict[int, int] = field(default_factory=dict)  # of the split model: requests that each has answered
     unrest: list[str] = field(default_factory=list)
     memory: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -82,6 +95,7 @@ class TensorOutcome:
             f"  slowest   {slowest}",
             f"  slow      {sorted(account.slow)}",
             f"  gRPC back {[round(one, 1) for one in self.returns_s]} s after the death of a router",
+            f"  versions  {self.versions}" if self.versions else "",
             f"  sequences {self.num_sequences} requests executed, none twice" if not self.wrong else "",
             *(f"  error     {count:5} {text}" for text, count in account.errors.most_common(20)),
             *(f"  memory    {name}: {a} -> {b} MiB, {c:+} MiB/h" for name, (a, b, c) in self.memory.items()),
@@ -93,6 +107,8 @@ def run_tensor_cluster(plan: TensorPlan, folder: Path) -> TensorOutcome:
     """Starts a cluster, breaks it for a while, and looks at what is left, also when it has ended."""
     repository, journals = folder / "repository", folder / "journals"
     write_models(repository, journals)
+    if plan.graphs:
+        write_graphs(repository)
     serving = ServingCluster(folder / "cluster", plan.settings(repository))
     outcome = TensorOutcome(plan)
     files = SharedFiles(serving)
@@ -110,7 +126,14 @@ def run_tensor_cluster(plan: TensorPlan, folder: Path) -> TensorOutcome:
 async def break_cluster(serving: ServingCluster, outcome: TensorOutcome, files: SharedFiles, journals: Path) -> None:
     plan, (http, grpc) = outcome.plan, addresses(serving)
     rng = random.Random(plan.seed)
-    load = TensorLoad(http, grpc, rng, plan.num_clients, DEADLINE_S)
+    undisturbed = Undisturbed()
+    if plan.graphs:
+        await undisturbed.learn(HttpTensorClient(*http))
+    kinds = (*KINDS, *GRAPH_KINDS) if plan.graphs else KINDS
+    load = TensorLoad(http, grpc, rng, plan.num_clients, DEADLINE_S, kinds, undisturbed=undisturbed)
+    steps = StepReloading(http, rng, load.account) if plan.reloads and plan.graphs else None
+    if steps is not None:
+        load.may_fail = steps.has_been_away
     reloading = Reloading(http, rng, load.account) if plan.reloads else None
     faults, memory = TensorFaults(serving, random.Random(plan.seed + 1)), Memory(serving)
     outcome.account = load.account
@@ -129,7 +152,11 @@ async def break_cluster(serving: ServingCluster, outcome: TensorOutcome, files: 
     if reloading is not None:
         await reloading.stop()
         outcome.num_loads = reloading.num_loads
+    if steps is not None:
+        await steps.stop()
+        outcome.num_loads += steps.num_loads
     await load.stop()
+    outcome.versions = load.served_by_version
     outcome.seconds = time.monotonic() - began_s
     await _come_to_rest(serving, outcome, files)
     outcome.memory = memory.growth()
@@ -176,14 +203,14 @@ async def _measure_returns(grpc: str, faults: TensorFaults, outcome: TensorOutco
 async def _come_to_rest(serving: ServingCluster, outcome: TensorOutcome, files: SharedFiles) -> None:
     deadline_s = time.monotonic() + 40.0
     while True:
-        found = await asyncio.to_thread(_unrest, serving, files)
+        found = await asyncio.to_thread(_unrest, serving, files, outcome.plan)
         if not found or time.monotonic() > deadline_s:
             break
         await asyncio.sleep(0.2)
     outcome.unrest += found
 
 
-def _unrest(serving: ServingCluster, files: SharedFiles) -> list[str]:
+def _unrest(serving: ServingCluster, files: SharedFiles, plan: TensorPlan) -> list[str]:
     """All that is not as in a cluster without work."""
     try:
         code, body = serving.get("/cluster/status")
@@ -198,8 +225,10 @@ def _unrest(serving: ServingCluster, files: SharedFiles) -> list[str]:
     found += [f"{model['name']} is {model['state']}" for model in repository["models"] if model["state"] != "READY"]
     num_processes = len(instances_of(serving))
     num_wanted = num_processes - ledger["num_spares"]  # those of the earlier router are kept for a while
-    if not ledger["num_launches"] == ledger["num_connected"] == num_wanted == NUM_INSTANCES:
+    if not ledger["num_launches"] == ledger["num_connected"] == num_wanted == plan.num_instances:
         found.append(f"{num_processes} processes, but {ledger}")
+    if plan.graphs:
+        found += [what for what in language_unrest(serving) if what != "no instances worker"]  # these do not connect
     return found + [f"a file of the dead is left: {path}" for path in files.forgotten(is_over=False)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -14,9 +15,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from slipstream.workers.backends.python.launch import SETTINGS_VARIABLE
 from tests.support.e2e.serving_cluster import ServingCluster
 
-PROGRAM = "backends/python/instance"
+PROGRAMS = ("backends/python/instance", "backends.hosting.main")
 SHARED = "/dev/shm/slipstream-"
 HEALS_S = 90.0
 
@@ -33,6 +35,7 @@ class TensorFaults:
             "router": self.kill_router,
             "both": self.kill_router_and_host,
             "driver": self.kill_driver,
+            "worker": self.kill_worker,
         }
 
     async def strike(self, kind: str) -> str:
@@ -42,8 +45,9 @@ class TensorFaults:
         victim = self._instance()
         if victim is None:
             return "no instance to kill"
+        name = model_of(victim)
         victim.kill()
-        return f"killed {model_of(victim)}"
+        return f"killed {name}"
 
     async def freeze_instance(self) -> str:
         victim = self._instance()
@@ -74,6 +78,13 @@ class TensorFaults:
                 os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(self._serving.wait_until_restarted, "instances-0", pids, HEALS_S)
         return f"{await said} and instances-0"
+
+    async def kill_worker(self) -> str:
+        """Of a language model."""
+        state = self._serving.state
+        assert state is not None
+        members = [one for one in state.members if one.role in ("prefill", "decode") and one.state == "ready"]
+        return await self._kill(self._rng.choice(members).name) if members else "no worker to kill"
 
     async def kill_driver(self) -> str:
         """kill -9 of the driver, and of all others with it; the next driver starts them again."""
@@ -113,14 +124,14 @@ def instances_of(serving: ServingCluster) -> list[psutil.Process]:
     found = []
     for process in serving.processes():
         with suppress(psutil.Error):
-            if any(PROGRAM in part for part in process.cmdline()):
+            if any(program in part for program in PROGRAMS for part in process.cmdline()):
                 found.append(process)
     return found
 
 
 def model_of(instance: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return f"{Path(instance.cwd()).name} pid {instance.pid}"
+    with suppress(psutil.Error, KeyError, ValueError):
+        return f"{json.loads(instance.environ()[SETTINGS_VARIABLE])['name']}, pid {instance.pid}"
     return f"an instance, pid {instance.pid}"
 
 

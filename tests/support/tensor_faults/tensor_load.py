@@ -11,10 +11,11 @@ from functools import partial
 import numpy as np
 
 from tests.support.tensor_faults.faulted_models import SEQUENCE_MODELS, scaled
+from tests.support.tensor_faults.graph_load import GraphAsks, Undisturbed
 from tests.support.tensor_faults.grpc_client import GrpcTensorClient
 from tests.support.tensor_faults.http_client import HttpTensorClient
 from tests.support.tensor_faults.tensor_account import TensorAccount
-from tests.support.tensor_faults.tensor_call import Refused, TensorCall, TensorClient
+from tests.support.tensor_faults.tensor_call import Refused, TensorCall, TensorClient, WrongAnswerError, check
 
 KIB = 1024
 SIZES = {"64 B": 64, "64 KiB": 64 * KIB, "65 KiB": 65 * KIB, "4 MiB": 4 * KIB * KIB}
@@ -34,13 +35,10 @@ OF_LOST_INSTANCE = "is not healthy"
 OF_LOST_SEQUENCE = (OF_LOST_INSTANCE, "is lost: instance", "START", "router_restarted", "The router was killed")
 
 
-class WrongAnswerError(Exception):
-    """What was answered is not what had to be."""
-
-
 class TensorLoad:
     """`num_clients` over HTTP and as many over gRPC, until `stop`. `deadline_s`: who waits longer hangs. Sequences of
-    which every request was answered are in `finished`: (model, correlation id) -> how many requests."""
+    which every request was answered are in `finished`: (model, correlation id) -> how many requests. `may_fail(s)`:
+    whether an ensemble may have lost a model since."""
 
     def __init__(
         self,
@@ -51,12 +49,16 @@ class TensorLoad:
         deadline_s: float,
         kinds: Sequence[str] = KINDS,
         protocols: Sequence[str] = ("http", "grpc"),
+        undisturbed: Undisturbed | None = None,
     ) -> None:
         self.account = TensorAccount()
         self.finished: dict[tuple[str, int], int] = {}
         self._http, self._grpc = http, grpc
         self._deadline_s = deadline_s
         self._kinds = kinds
+        self._undisturbed = undisturbed or Undisturbed()
+        self.served_by_version: dict[int, int] = {}
+        self.may_fail: Callable[[float], bool] = lambda began_s: False
         self._began_s = time.monotonic()
         self._is_to_end = False
         self._last_sequence = 0
@@ -83,6 +85,7 @@ class TensorLoad:
             "leave stream": lambda: self._stream(client, rng, rng.randint(1, 3)),
             "leave": lambda: client.leave(scale_call(rng.choice(list(SIZES.values()))), rng.choice((0.0, 0.001, 0.01))),
         }
+        asks |= GraphAsks(client, rng, self._undisturbed, self.served_by_version).kinds
         for kind, num_bytes in SIZES.items():
             asks[kind] = partial(self._scale, client, num_bytes)
         while not self._is_to_end:
@@ -96,7 +99,8 @@ class TensorLoad:
             async with asyncio.timeout(self._deadline_s):
                 await ask()
         except (Refused, OSError, WrongAnswerError) as error:
-            self.account.fail(kind, error, is_allowed=is_allowed(kind, error), at_s=begun_s - self._began_s)
+            allowed = is_allowed(kind, error) or ("three" in kind and self.may_fail(begun_s))
+            self.account.fail(kind, error, is_allowed=allowed, at_s=begun_s - self._began_s)
             if kind.startswith("grpc"):
                 await asyncio.sleep(0.05)
         except TimeoutError:
@@ -160,8 +164,3 @@ def is_allowed(kind: str, error: Exception) -> bool:
 
 def scale_call(num_bytes: int) -> TensorCall:
     return TensorCall("scale", {"VALUES": np.arange(num_bytes // 4, dtype=np.float32)})
-
-
-def check(found: np.ndarray, wanted: np.ndarray) -> None:
-    if not np.array_equal(found, wanted):
-        raise WrongAnswerError(f"{found.shape} {found.ravel()[:4]} instead of {wanted.shape} {wanted.ravel()[:4]}")

@@ -15,7 +15,7 @@ from slipstream.workers.backends.hosting.backend_runner import BackendRunner
 from slipstream.workers.backends.hosting.response_texts import ResponseTexts
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
 from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles
-from slipstream.workers.backends.python.instance.wire.frames import Message
+from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
 from slipstream.workers.backends.python.instance.wire.tensor_writer import TensorWriter
 from slipstream.workers.backends.python.model_api.tensors.bytes_elements import deserialize, serialize
 from tests.support.workers.instance_process import request, shared_file
@@ -65,7 +65,7 @@ class Lab:
         batches = ArrayBatches(self.files, is_batched=batched)
         runner = BackendRunner(model, batches, ResponseTexts(outputs, self.writer), batched)
         head = {"type": "execute", "batch": 3, "requests": requests}
-        runner.execute(Message(head, bytearray(payload)), self)  # type: ignore[arg-type]
+        runner.execute(FrameMessage(head, bytearray(payload)), self)  # type: ignore[arg-type]
         return self.sent[-1][0]
 
     def array(self, tensor: list[Any], dtype: Any) -> np.ndarray[Any, Any]:

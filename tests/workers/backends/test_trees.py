@@ -171,9 +171,10 @@ def test_three_classes(tmp_path: Path, kind: str) -> None:
     backend.complete(probable)
     assert probable.config["output"][0]["dims"] == [3]
     np.testing.assert_allclose(outputs_of(probable), probabilities, atol=1e-6)
-    classes = bare(path, kind, output_class="true")
-    backend.complete(classes)
-    np.testing.assert_array_equal(outputs_of(classes), np.argmax(probabilities, axis=1).reshape(-1, 1))
+    for name in ("output_class", "is_classifier"):
+        classes = bare(path, kind, **{name: "true"})
+        backend.complete(classes)
+        np.testing.assert_array_equal(outputs_of(classes), np.argmax(probabilities, axis=1).reshape(-1, 1))
 
 
 def test_a_regression_is_what_the_trees_say(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from slipstream.router.tensors.backend_packages import needs_package
 from slipstream.workers.backends.backend import BackendError
 
-# Backend -> the extra of Slipstream that has its packages.
-EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino", "fil": "trees"}
 FOLDERS = {"fil": "trees"}  # of others: their name
 FUNCTIONS = ("complete", "load")
 
@@ -31,10 +30,7 @@ def own_module(name: str) -> ModuleType:
         missing = error.name or ""
         if package.startswith(missing) or missing.startswith(package):
             raise BackendError(f"unable to find backend library for backend '{name}'", "INVALID_ARG") from error
-        extra = EXTRAS.get(name)
-        remedy = f": pip install 'slipstream[{extra}]'" if extra else ""
-        text = f"backend '{name}' needs the package {missing}, which is not installed{remedy}"
-        raise BackendError(text, "UNAVAILABLE") from error
+        raise BackendError(needs_package(name, missing), "UNAVAILABLE") from error
 
 
 def module_of_file(name: str, file: Path) -> ModuleType:

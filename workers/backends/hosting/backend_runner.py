@@ -9,14 +9,15 @@ from slipstream.workers.backends.backend import LoadedModel
 from slipstream.workers.backends.hosting.array_batches import ArrayBatches
 from slipstream.workers.backends.hosting.failures import failure_of
 from slipstream.workers.backends.hosting.response_texts import ResponseTexts
-from slipstream.workers.backends.python.instance.wire.frames import Message
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.memory.shared_files import lost_file
+from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, quote
 
 
 class BackendRunner:
-    """BatchRunner. The requests of a batch are computed at once if the model `is_batched`, else one by one. Each ends
-    with `executed`, so that nothing is open between batches."""
+    """InstanceRunner. The requests of a batch are computed at once if the model `is_batched`, else one by one. Each
+    ends with `executed`, so that nothing is open between batches."""
 
     def __init__(self, model: LoadedModel, batches: ArrayBatches, texts: ResponseTexts, is_batched: bool) -> None:
         self._model = model
@@ -24,7 +25,7 @@ class BackendRunner:
         self._texts = texts
         self._is_batched = is_batched
 
-    def execute(self, message: Message, link: RouterLink) -> None:
+    def execute(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         begun = perf_counter_ns()
         requests = message.head["requests"]
         payload = Payload()
@@ -40,6 +41,8 @@ class BackendRunner:
         except BaseException as exception:  # SystemExit and the like are failures of the model, too
             text, code = failure_of(exception)
             failure = f'"error":{quote(text)},"error_code":"{code}"'
+            lost = lost_file(exception)
+            failure += f',"lost_file":{quote(lost)}' if lost else ""
             self._texts.discard(payload)
             texts, payload = [], Payload()
         rest_ns = perf_counter_ns() - begun - times.input_ns - times.compute_ns

@@ -16,7 +16,7 @@ from slipstream.workers.backends.python.model_api.tensors.datatypes import DTYPE
 Array = np.ndarray[Any, Any]
 
 
-class OutputFormat:
+class OutputHead:
     """Of one output: `dtype` is that of its array, None for BYTES; `head` begins its text in a message."""
 
     __slots__ = ("datatype", "dtype", "head", "name")
@@ -33,7 +33,7 @@ class ResponseTexts:
 
     def __init__(self, outputs: Mapping[str, str], writer: TensorWriter) -> None:
         self._writer = writer
-        self._formats = [OutputFormat(name, datatype) for name, datatype in outputs.items()]
+        self._formats = [OutputHead(name, datatype) for name, datatype in outputs.items()]
         self._all = tuple(outputs)
 
     def wanted(self, requests: list[dict[str, Any]]) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from slipstream.workers.backends.backend import Config, LoadedModel, ModelContext
-from slipstream.workers.backends.model_settings import truth, whole_number
+from slipstream.workers.backends.model_settings import whole_number
 from slipstream.workers.backends.trees.forest import Forest
 from slipstream.workers.backends.trees.forest_file import read_forest
-from slipstream.workers.backends.trees.forest_model import ForestModel
+from slipstream.workers.backends.trees.forest_model import ForestModel, ForestOutput
 
 INPUT, OUTPUT = "input__0", "output__0"
 MAX_BATCH_SIZE_SETTING = "default-max-batch-size"
@@ -34,9 +34,9 @@ def load(model: ModelContext) -> LoadedModel:
 
 
 def num_columns(model: ModelContext, forest: Forest) -> int:
-    """Of the output: one for each class with predict_proba, or if there is no other way to say which one."""
-    is_probable = truth(model, "predict_proba", model.parameters.get("predict_proba"), default=False)
-    is_class = truth(model, "output_class", model.parameters.get("output_class"), default=False)
-    if forest.num_classes and (is_probable or (forest.num_classes > 2 and not is_class)):
-        return forest.num_classes
-    return 1
+    """Of the output: one for each class with predict_proba, or if there is no other way to say which one. Raises
+    BackendError."""
+    output = ForestOutput.of(model, forest)
+    if output.is_class or not forest.num_classes or (forest.num_classes == 2 and not output.is_probable):
+        return 1
+    return forest.num_classes

@@ -26,9 +26,11 @@ DEFAULT_THRESHOLD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ForestOutput:
-    """`threshold` is that of the second of two classes. `is_class`: the output is a class."""
+    """`threshold` is that of the second of two classes. `is_class`: the output is a class; `is_probable`: predict_proba
+    asks for the probability of each."""
 
     is_class: bool
+    is_probable: bool
     threshold: float
 
     @classmethod
@@ -42,7 +44,7 @@ class ForestOutput:
             if is_on and not forest.num_classes:
                 text = f"model '{model.name}': {key} is true, but the model in the file has no classes"
                 raise BackendError(text, "INVALID_ARG")
-        return cls(is_classifier and not is_probable, threshold_of(model))
+        return cls(is_classifier and not is_probable, is_probable, threshold_of(model))
 
     def of_scores(self, scores: Array, num_classes: int, width: int) -> Array:
         """[rows, width]."""

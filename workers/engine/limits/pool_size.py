@@ -6,7 +6,7 @@ from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.page_demand import PageDemand
 from slipstream.workers.models.directory.model_config import DtypeName
-from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelSpec
+from slipstream.workers.models.directory.model_spec import GeneralSpec, LanguageModelSpec
 from slipstream.workers.models.sharding.rank_share import Rank
 
 ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -15,7 +15,7 @@ MAX_TOKEN_PLACES = 2**31 - 1  # places of tokens in a pool are int32 numbers
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
 
-def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
+def page_bytes(model: LanguageModelSpec, config: EngineConfig, rank: Rank) -> int:
     """Size of a page in a rank's pool: keys and values of `page_tokens` tokens in the layers of a page group, which may
     be all layers. Where nothing is stored of single tokens, the size of a state. Raises ModelError if the KV heads
     cannot be dealt out to the group."""
@@ -30,12 +30,12 @@ def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
     return model.kv.page_groups.num_slots * num_units * config.page_tokens * of_unit
 
 
-def page_tokens(model: ModelSpec, config: EngineConfig) -> int:
+def page_tokens(model: LanguageModelSpec, config: EngineConfig) -> int:
     """Tokens of a page: all that a sequence can have, where its one page holds a state and nothing of single tokens."""
     return model.max_position_embeddings if model.kv.is_state_only else config.page_tokens
 
 
-def num_state_pages(model: ModelSpec, config: EngineConfig) -> int:
+def num_state_pages(model: LanguageModelSpec, config: EngineConfig) -> int:
     """Pages that a sequence's state takes beside those of its tokens. Such models are not dealt out to several
     ranks."""
     if model.kv.is_state_only or not model.kv.state_bytes:
@@ -50,7 +50,7 @@ def pool_source(config: EngineConfig) -> str:
     return f"kv_cache_mib {config.kv_cache_mib}"
 
 
-def stated_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank) -> int | None:
+def stated_num_pages(model: LanguageModelSpec, config: EngineConfig, rank: Rank) -> int | None:
     """The pages that the settings ask for; None if that depends on the memory that is free. Raises
     EngineConfigError."""
     if config.num_pages is not None:
@@ -71,7 +71,7 @@ def budget_source(kv_budget_bytes: int) -> str:
     return f"budget.memory_gib {kv_budget_bytes / 2**30:g}"
 
 
-def page_demand(model: ModelSpec, config: EngineConfig, *, holds_prompts: bool = False) -> PageDemand:
+def page_demand(model: LanguageModelSpec, config: EngineConfig, *, holds_prompts: bool = False) -> PageDemand:
     """What sequences take of the pool. `holds_prompts`: in a prefill worker."""
     windows = model.kv.page_groups.windows
     is_whole = holds_prompts or config.scheduler_policy == "guaranteed_no_evict"
@@ -79,7 +79,7 @@ def page_demand(model: ModelSpec, config: EngineConfig, *, holds_prompts: bool =
     return PageDemand(page_tokens(model, config), windows, config.most_step_tokens, is_whole, state_pages)
 
 
-def most_useful_pages(model: ModelSpec, config: EngineConfig) -> int:
+def most_useful_pages(model: LanguageModelSpec, config: EngineConfig) -> int:
     """More pages than `max_num_seqs` sequences of full length can fill are of no use. Where a sequence is one page, as
     many are of use for the states that the prefix cache keeps."""
     longest = config.max_model_len or model.max_position_embeddings
@@ -89,7 +89,7 @@ def most_useful_pages(model: ModelSpec, config: EngineConfig) -> int:
     return num_pages
 
 
-def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:
+def elastic_num_pages(model: LanguageModelSpec, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:
     """The pages of a pool that may grow to the whole budget of its host, for all ranks of its group together; but no
     more than `num_pages`, or than `max_num_seqs` sequences of full length can fill. Raises EngineConfigError."""
     of_page = page_bytes(model, config, rank) * rank.size
@@ -100,7 +100,7 @@ def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_bud
 
 
 def longest_sequence(
-    model: ModelSpec,
+    model: LanguageModelSpec,
     config: EngineConfig,
     num_pages: int,
     source: str | None = None,

@@ -14,7 +14,7 @@ ModelImpl = Literal["auto", "native", "transformers"]
 GeneralMode = Literal["flat", "cached"]
 
 
-class ModelSpec(Protocol):
+class LanguageModelSpec(Protocol):
     """`directory.model_config.ModelConfig` is that of a native family, `GeneralSpec` that of a model that transformers
     computes."""
 
@@ -57,7 +57,7 @@ class GeneralSpec:
     continues_singly: bool = False
 
 
-def check_tp(model: ModelSpec, size: int) -> None:
+def check_tp(model: LanguageModelSpec, size: int) -> None:
     """Raises ModelError if the model cannot be dealt out to so many ranks."""
     if size == 1:
         return

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from slipstream.kernels.pages.quantized_kv import head_bytes, page_tokens_of
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.model_spec import ModelSpec
+from slipstream.workers.models.directory.model_spec import LanguageModelSpec
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
 from slipstream.workers.models.sharding.rank_share import Rank
 
@@ -20,7 +20,7 @@ def kv_dtype(kv_cache_dtype: KvCacheDtype, model_dtype: torch.dtype) -> torch.dt
 
 
 def kv_shape(
-    model: ModelSpec, tp: Rank, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
+    model: LanguageModelSpec, tp: Rank, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
     """[slots, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
     [slots, pages, kv_heads of the rank, head_bytes]; where layers differ or keys and values do
@@ -45,7 +45,7 @@ def kv_shape(
     return (*pages, 2, page_tokens, spec.head_dim)
 
 
-def page_tokens_of_pool(kv: Tensor, model: ModelSpec) -> int:
+def page_tokens_of_pool(kv: Tensor, model: LanguageModelSpec) -> int:
     """Tokens of a page of a pool that has the model's `kv_shape`; all that a sequence can have, where nothing is stored
     of them."""
     if model.kv.is_state_only:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.workers.models.directory.model_spec import ModelSpec
+from slipstream.workers.models.directory.model_spec import LanguageModelSpec
 from slipstream.workers.models.interface.step_batch import StepBatch
 
 
@@ -19,7 +19,7 @@ class Model(Protocol):
     """What the runner needs of a model: `models.ops_model`, `models.native_model`, `models.general.flat_model`."""
 
     @property
-    def config(self) -> ModelSpec: ...
+    def config(self) -> LanguageModelSpec: ...
 
     @property
     def dtype(self) -> torch.dtype: ...  # of weights and activations

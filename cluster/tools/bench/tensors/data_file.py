@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
-from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferInput
-from slipstream.cluster.tools.bench.tensors.model_facts import InputFact, ModelFacts
+from slipstream.cluster.tools.bench.tensors.clients.infer_client import TurnInput
+from slipstream.cluster.tools.bench.tensors.model_facts import InputFact, TensorModelFacts
 from slipstream.cluster.tools.bench.tensors.tensor_data import Inputs, shape_of
 from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.workers.backends.python.model_api.tensors.bytes_elements import serialize
 
 
-def streams_of_file(path: Path, model: ModelFacts, shapes: Mapping[str, tuple[int, ...]]) -> list[list[Inputs]]:
+def streams_of_file(path: Path, model: TensorModelFacts, shapes: Mapping[str, tuple[int, ...]]) -> list[list[Inputs]]:
     """The requests, of one row each, by sequence; those outside sequences are one stream. Raises BenchError."""
     try:
         entries = entries_of(path.read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def entries_of(text: str) -> Any:
     return whole.get("data", [whole]) if isinstance(whole, dict) else whole
 
 
-def inputs_of(entry: Any, model: ModelFacts, shapes: Mapping[str, tuple[int, ...]], where: str) -> Inputs:
+def inputs_of(entry: Any, model: TensorModelFacts, shapes: Mapping[str, tuple[int, ...]], where: str) -> Inputs:
     """Raises BenchError."""
     if not isinstance(entry, dict):
         raise BenchError(f"--input: {where}: expected an object with the inputs, got {entry!r:.80}")
@@ -71,7 +71,7 @@ def inputs_of(entry: Any, model: ModelFacts, shapes: Mapping[str, tuple[int, ...
     return [input_of(facts[name], entry[name], shapes, where) for name in facts if name in entry]
 
 
-def input_of(fact: InputFact, value: Any, shapes: Mapping[str, tuple[int, ...]], where: str) -> InferInput:
+def input_of(fact: InputFact, value: Any, shapes: Mapping[str, tuple[int, ...]], where: str) -> TurnInput:
     """Raises BenchError."""
     shape: tuple[int, ...] | None = None
     if isinstance(value, dict) and "shape" in value:
@@ -85,7 +85,7 @@ def input_of(fact: InputFact, value: Any, shapes: Mapping[str, tuple[int, ...]],
         shape = guessed_shape(fact, count) if fact.name not in shapes else shape_of(fact, shapes)
     if count != math.prod(shape):
         raise BenchError(f"--input: {where}: input {fact.name}: {count} elements for the shape {list(shape)}")
-    return InferInput(fact.name, fact.datatype, shape, data)
+    return TurnInput(fact.name, fact.datatype, shape, data)
 
 
 def guessed_shape(fact: InputFact, count: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ class InputFact:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class TensorModelFacts:
     """`steps` are the models of an ensemble."""
 
     name: str
@@ -32,7 +32,7 @@ class ModelFacts:
     steps: Sequence[str] = ()
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any]) -> ModelFacts:
+    def of_config(cls, config: Mapping[str, Any]) -> TensorModelFacts:
         """From the configuration as JSON; 64-bit integers may be texts. Raises BenchError."""
         steps = config.get("ensemble_scheduling", {}).get("step", ())
         return cls(

@@ -12,8 +12,8 @@ import numpy as np
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.client.conversation import Conversation
-from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferInput, InferTurn, SequencePlace
-from slipstream.cluster.tools.bench.tensors.model_facts import InputFact, ModelFacts
+from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferTurn, SequencePlace, TurnInput
+from slipstream.cluster.tools.bench.tensors.model_facts import InputFact, TensorModelFacts
 from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.workers.backends.python.model_api.tensors.bytes_elements import serialize
 
@@ -22,7 +22,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 ONE_BF16 = 0x3F80  # the bits of 1.0
 MAX_SEQUENCE_ID = 2**31 - 1
 
-Inputs = Sequence[InferInput]
+Inputs = Sequence[TurnInput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MadeData:
     text_length: int = 128
     shapes: Mapping[str, tuple[int, ...]] | None = None
 
-    def inputs(self, model: ModelFacts, seed: int) -> list[Inputs]:
+    def inputs(self, model: TensorModelFacts, seed: int) -> list[Inputs]:
         """`NUM_MADE` requests of one row. Raises BenchError."""
         rng = np.random.default_rng(seed)
         shapes = dict(self.shapes or {})
@@ -45,8 +45,8 @@ class MadeData:
         count = 1 if self.is_zero else NUM_MADE
         return [[self._input(fact, shape, rng) for fact, shape in wanted] for _ in range(count)]
 
-    def _input(self, fact: InputFact, shape: tuple[int, ...], rng: np.random.Generator) -> InferInput:
-        return InferInput(fact.name, fact.datatype, shape, self._data(fact.datatype, math.prod(shape), rng))
+    def _input(self, fact: InputFact, shape: tuple[int, ...], rng: np.random.Generator) -> TurnInput:
+        return TurnInput(fact.name, fact.datatype, shape, self._data(fact.datatype, math.prod(shape), rng))
 
     def _data(self, datatype: str, count: int, rng: np.random.Generator) -> bytes:
         kind = DATATYPES[datatype]
@@ -78,7 +78,7 @@ def shape_of(fact: InputFact, shapes: Mapping[str, tuple[int, ...]]) -> tuple[in
     return given
 
 
-def batched(streams: Sequence[Sequence[Inputs]], model: ModelFacts, batch_size: int) -> list[list[Inputs]]:
+def batched(streams: Sequence[Sequence[Inputs]], model: TensorModelFacts, batch_size: int) -> list[list[Inputs]]:
     """Requests of `batch_size` rows: request N has the rows of `batch_size` requests from N on. Raises BenchError."""
     if batch_size > max(model.max_batch_size, 1):
         raise BenchError(f"--batch-size {batch_size}: the max_batch_size of {model.name} is {model.max_batch_size}")
@@ -98,12 +98,12 @@ def joined(rows: Sequence[Inputs]) -> Inputs:
         if any((one.name, one.shape) != (first.name, first.shape) for one in same):
             raise BenchError(f"--batch-size: the rows of input {first.name} differ in their shapes")
         data = b"".join(one.data for one in same)
-        made.append(InferInput(first.name, first.datatype, (len(rows), *first.shape), data))
+        made.append(TurnInput(first.name, first.datatype, (len(rows), *first.shape), data))
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSource:
+class InferSource:
     """Requests without end. Each stream is repeated; with `sequence_length` it is a sequence, which has that many
     requests, or as many as the stream has if that is 0."""
 

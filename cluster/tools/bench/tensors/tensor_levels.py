@@ -16,9 +16,9 @@ from slipstream.cluster.tools.bench.load.load_level import Extent, LoadLevel
 from slipstream.cluster.tools.bench.load.measures import Measures, Metric, errors_of, in_ms, statistics
 from slipstream.cluster.tools.bench.load.progress_line import shown_progress
 from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferClient
-from slipstream.cluster.tools.bench.tensors.model_facts import ModelFacts
+from slipstream.cluster.tools.bench.tensors.model_facts import TensorModelFacts
 from slipstream.cluster.tools.bench.tensors.server_counts import ServerCounts
-from slipstream.cluster.tools.bench.tensors.tensor_data import TensorSource
+from slipstream.cluster.tools.bench.tensors.tensor_data import InferSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TensorStage:
 
     level: LoadLevel
     extent: Extent
-    source: TensorSource
+    source: InferSource
     batch_size: int = 1
 
 
@@ -41,7 +41,7 @@ class TensorRun:
 
 
 async def run_tensor_stages(
-    client: InferClient, model: ModelFacts, stages: Sequence[TensorStage], seed: int, terminal: TextIO
+    client: InferClient, model: TensorModelFacts, stages: Sequence[TensorStage], seed: int, terminal: TextIO
 ) -> list[TensorRun]:
     """Runs the levels, or those until Ctrl-C or the end of the server. Raises BenchError if all warm-up requests fail
     before anything was measured."""
@@ -68,7 +68,7 @@ async def warmed_up(client: InferClient, stage: TensorStage, seed: int, stop: as
 
 
 async def run_stage(
-    client: InferClient, model: ModelFacts, stage: TensorStage, seed: int, stop: asyncio.Event, terminal: TextIO
+    client: InferClient, model: TensorModelFacts, stage: TensorStage, seed: int, stop: asyncio.Event, terminal: TextIO
 ) -> TensorRun:
     gc.collect()
     gc.freeze()
@@ -82,7 +82,7 @@ async def run_stage(
     return made
 
 
-async def counts_of(client: InferClient, model: ModelFacts) -> dict[str, ServerCounts]:
+async def counts_of(client: InferClient, model: TensorModelFacts) -> dict[str, ServerCounts]:
     """None if the server does not say."""
     try:
         return {name: ServerCounts.of(await client.statistics(name)) for name in (model.name, *model.steps)}

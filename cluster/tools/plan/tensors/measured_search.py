@@ -15,8 +15,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.load.load_level import Extent, LoadLevel
 from slipstream.cluster.tools.bench.tensors.clients.in_process_client import InProcessInferClient
-from slipstream.cluster.tools.bench.tensors.model_facts import ModelFacts
-from slipstream.cluster.tools.bench.tensors.tensor_data import TensorSource
+from slipstream.cluster.tools.bench.tensors.model_facts import TensorModelFacts
+from slipstream.cluster.tools.bench.tensors.tensor_data import InferSource
 from slipstream.cluster.tools.bench.tensors.tensor_levels import TensorStage, run_stage
 from slipstream.cluster.tools.plan.tensors.hill_climb import climb
 from slipstream.cluster.tools.plan.tensors.setting_trial import GAIN, SettingTrial, TrialPoint
@@ -53,13 +53,13 @@ class MeasuredSearch:
         self,
         client: InProcessInferClient,
         config: ModelConfig,
-        source: TensorSource,
+        source: InferSource,
         latency_ms: float,
         note: Callable[[TensorSettings], None],
     ) -> None:
         self._client = client
         self._config = config
-        self._facts = ModelFacts(config.name, ())
+        self._facts = TensorModelFacts(config.name, ())
         self._source = source
         self._latency_ms = latency_ms
         self._note = note
@@ -118,6 +118,8 @@ class MeasuredSearch:
             if point.requests_s < before.requests_s * (1 + GAIN):
                 break
             before = point
+        if trial.is_within and not trial.keeps_limit(before) and concurrency > 2:  # between the last two
+            trial.points.append(await self._point(concurrency * 3 // 4))
         concurrency = first.concurrency
         while not trial.is_within and concurrency > 1:
             concurrency //= 2

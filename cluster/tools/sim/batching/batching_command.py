@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import sys
 
 import click
@@ -39,17 +40,30 @@ def delay_us_of(spec: ModelSpec) -> int:
     return batching.max_queue_delay_us if batching is not None else 0
 
 
-def row_of(delay_us: int, outcome: BatchingOutcome) -> list[float | int]:
+def row_of(way: str, delay_us: int, outcome: BatchingOutcome) -> list[str | float | int]:
     return [
-        outcome.num_instances,
+        way,
+        len(outcome.busy_s),
         delay_us,
         round(outcome.requests_s, 1),
         round(1e3 * outcome.latency_s(0.5), 2),
         round(1e3 * outcome.latency_s(0.99), 2),
         round(outcome.rows_a_batch, 2),
         round(100 * outcome.utilization),
+        " ".join(f"{100 * busy_s / outcome.duration_s:.0f}" for busy_s in outcome.busy_s.values()),
         outcome.num_refused,
     ]
+
+
+def speeds_of(text: str) -> list[float]:
+    """Raises UsageError."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < speed < math.inf for speed in found):
+        raise click.UsageError(f"--speeds: expected numbers over 0 with commas between them, got {text!r}")
+    return found
 
 
 @click.command("sim-batching")
@@ -62,6 +76,8 @@ def row_of(delay_us: int, outcome: BatchingOutcome) -> list[float | int]:
 @click.option("--batch-ms", type=float, required=True, help="Milliseconds of an execution, whatever its size.")
 @click.option("--row-ms", type=float, default=0.0, help="Milliseconds more for each row.")
 @click.option("--instances", "-i", multiple=True, type=click.IntRange(1), help="Instead of instance_group. Repeatable.")
+@click.option("--speeds", metavar="S,S,...", help="Of unequal instances: at 0.5 an execution takes twice as long.")
+@click.option("--push", is_flag=True, help="Compare with requests that are given to the instances in turns.")
 @click.option("--delay-us", "-d", multiple=True, type=int, help="Instead of max_queue_delay_microseconds. Repeatable.")
 @click.option("--seconds", type=float, default=10.0, show_default=True, help="Of virtual time.")
 @click.option("--seed", type=int, default=0)
@@ -76,6 +92,8 @@ def sim_batching_command(
     batch_ms: float,
     row_ms: float,
     instances: tuple[int, ...],
+    speeds: str | None,
+    push: bool,
     delay_us: tuple[int, ...],
     seconds: float,
     seed: int,
@@ -90,8 +108,21 @@ def sim_batching_command(
     time = ExecutionTime(batch_ms / 1e3, row_ms / 1e3)
     own_instances = sum(group.count * max(1, len(group.devices)) for group in spec.instance_groups)
     table_rows = []
-    for num_instances, delay in itertools.product(instances or (max(1, own_instances),), delay_us or (None,)):
+    fleets = [speeds_of(speeds)] if speeds else [[1.0] * number for number in instances or (max(1, own_instances),)]
+    for fleet, delay, way in itertools.product(fleets, delay_us or (None,), ("pull", "push")[: 1 + push]):
         tried = with_delay(spec, delay)
-        table_rows.append(row_of(delay_us_of(tried), BatchingRun(tried, load, time, num_instances).run()))
-    columns = ("instances", "delay us", "requests/s", "p50 ms", "p99 ms", "rows a batch", "busy %", "refused")
+        outcome = BatchingRun(tried, load, time, fleet, is_pushed=way == "push").run()
+        table_rows.append(row_of(way, delay_us_of(tried), outcome))
+    columns = (
+        "way",
+        "instances",
+        "delay us",
+        "requests/s",
+        "p50 ms",
+        "p99 ms",
+        "rows a batch",
+        "busy %",
+        "of each",
+        "refused",
+    )
     click.echo(Table(spec.name, columns, table_rows).text(), nl=False)

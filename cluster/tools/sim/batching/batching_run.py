@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from slipstream.router.batching.scheduler import Batch, QueuedRequest
+from slipstream.router.batching.scheduler import QueuedRequest, RequestBatch
 from slipstream.router.batching.scheduler_choice import scheduler_of
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, SequenceFlags
 from slipstream.router.tensors.model_spec import ModelSpec
 
 EventKind = Literal["arrival", "executed", "timer"]
-Execution = tuple[str, Batch]  # at an instance
+Execution = tuple[str, RequestBatch]  # at an instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,14 @@ class ExecutionTime:
 
 @dataclass(slots=True)
 class BatchingOutcome:
-    """`latencies_s` are from arrival to the end of the execution; `busy_s` is the time of all instances together."""
+    """`latencies_s` are from arrival to the end of the execution; `busy_s` is the time of each instance."""
 
     duration_s: float
-    num_instances: int
+    busy_s: dict[str, float]
     latencies_s: list[float] = field(default_factory=list)
     num_refused: int = 0
     num_batches: int = 0
     num_rows: int = 0
-    busy_s: float = 0.0
 
     def latency_s(self, quantile: float) -> float:
         ordered = sorted(self.latencies_s)
@@ -68,7 +68,7 @@ class BatchingOutcome:
 
     @property
     def utilization(self) -> float:
-        return self.busy_s / (self.duration_s * self.num_instances)
+        return sum(self.busy_s.values()) / (self.duration_s * len(self.busy_s))
 
 
 @dataclass(slots=True, eq=False)
@@ -79,20 +79,35 @@ class SimRequest(QueuedRequest):
 
 
 class BatchingRun:
-    def __init__(self, spec: ModelSpec, load: TensorLoad, time: ExecutionTime, num_instances: int) -> None:
+    """`speeds` has one for each instance; at 0.5 executions take twice as long. Free instances pull from one queue, as
+    in the router. With `is_pushed` each instance has its own, and requests go to one after the other."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        load: TensorLoad,
+        time: ExecutionTime,
+        speeds: Sequence[float],
+        *,
+        is_pushed: bool = False,
+    ) -> None:
         self._has_sequences = spec.sequence_batching is not None
         self._model = spec.name
         self._load = load
         self._time = time
         self._draw = random.Random(load.seed)
-        self._scheduler = scheduler_of(spec)
-        self._free = dict.fromkeys(f"{spec.name}_0_{index}" for index in range(num_instances))
+        self._speeds = {f"{spec.name}_0_{index}": speed for index, speed in enumerate(speeds)}
+        shared = None if is_pushed else scheduler_of(spec)
+        self._schedulers = {name: shared or scheduler_of(spec) for name in self._speeds}
+        self._distinct = list(self._schedulers.values()) if is_pushed else [next(iter(self._schedulers.values()))]
+        self._free = dict.fromkeys(self._speeds)
         self._events: list[tuple[float, int, EventKind, Execution | None]] = []
         self._numbers = count(1)
         self._sessions = count(1)
-        self._outcome = BatchingOutcome(load.duration_s, num_instances)
-        for instance in self._free:
-            self._scheduler.add_instance(instance, 0.0)
+        self._turn = count()
+        self._outcome = BatchingOutcome(load.duration_s, dict.fromkeys(self._speeds, 0.0))
+        for instance, scheduler in self._schedulers.items():
+            scheduler.add_instance(instance, 0.0)
 
     def run(self) -> BatchingOutcome:
         """New sessions begin for `duration_s`; what ends later does not count."""
@@ -119,14 +134,15 @@ class BatchingRun:
         if self._has_sequences:
             flags = SequenceFlags(session, is_start=step == 0, is_end=step == load.num_steps - 1)
         request = InferRequest(self._model, id=str(session), sequence=flags)
+        scheduler = self._distinct[(session if self._has_sequences else next(self._turn)) % len(self._distinct)]
         try:
-            self._scheduler.add(SimRequest(request, load.num_rows, step=step), now)
+            scheduler.add(SimRequest(request, load.num_rows, step=step), now)
         except InferError:
             self._outcome.num_refused += 1
 
-    def _executed(self, instance: str, batch: Batch, now: float) -> None:
+    def _executed(self, instance: str, batch: RequestBatch, now: float) -> None:
         self._free[instance] = None
-        self._scheduler.executed(batch, instance, now)
+        self._schedulers[instance].executed(batch, instance, now)
         for request in batch.requests:
             assert isinstance(request, SimRequest)
             self._outcome.latencies_s.append(now - request.queued_s)
@@ -136,24 +152,26 @@ class BatchingRun:
                 self._begin(next(self._sessions), 0, now)
 
     def _give_work(self, now: float) -> None:
-        next_s = self._scheduler.next_time
-        if next_s is not None and next_s <= now:
-            self._outcome.num_refused += len(self._scheduler.due(now))
+        for scheduler in self._distinct:
+            next_s = scheduler.next_time
+            if next_s is not None and next_s <= now:
+                self._outcome.num_refused += len(scheduler.due(now))
         for instance in list(self._free):
-            batch = self._scheduler.take(instance, now)
+            batch = self._schedulers[instance].take(instance, now)
             if batch is not None:
                 self._execute(instance, batch, now)
-        next_s = self._scheduler.next_time
-        if next_s is not None:
-            self._add_event(max(next_s, now), "timer")
+        for scheduler in self._distinct:
+            next_s = scheduler.next_time
+            if next_s is not None:
+                self._add_event(max(next_s, now), "timer")
 
-    def _execute(self, instance: str, batch: Batch, now: float) -> None:
+    def _execute(self, instance: str, batch: RequestBatch, now: float) -> None:
         del self._free[instance]
         num_rows = sum(request.batch_size for request in batch.requests)
-        duration_s = self._time.of(num_rows)
+        duration_s = self._time.of(num_rows) / self._speeds[instance]
         self._outcome.num_batches += 1
         self._outcome.num_rows += num_rows
-        self._outcome.busy_s += min(duration_s, self._load.duration_s - now)
+        self._outcome.busy_s[instance] += min(duration_s, self._load.duration_s - now)
         self._add_event(now + duration_s, "executed", (instance, batch))
 
     def _add_event(self, at_s: float, kind: EventKind, execution: Execution | None = None) -> None:

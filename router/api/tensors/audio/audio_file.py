@@ -126,7 +126,8 @@ def read_by_library(data: bytes, form: str, max_s: float) -> Audio:
                 num_frames += len(values)
     except (soundfile.LibsndfileError, RuntimeError) as error:
         shown = f"{form}, which cannot be read" if form else "no audio that can be read"
-        raise AudioError(f"is {shown}; wav, flac, ogg and mp3 can ({error})") from error
+        cause = getattr(error, "error_string", str(error))  # without the object that was read
+        raise AudioError(f"is {shown}; wav, flac, ogg and mp3 can ({cause})") from error
     check_duration(num_frames, rate, max_s)
     return Audio(np.concatenate(blocks), rate)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -64,8 +65,9 @@ class SpeechRun:
         file = np.empty(1, dtype=object)
         file[0] = data
         inputs = {self._audio.name: self._layout.placed(self._audio, file), **self._inputs}
-        async for outputs in self._model.stream(inputs, self._wanted):
-            yield self._segments(outputs, 0.0, 0.0)
+        async with contextlib.aclosing(self._model.stream(inputs, self._wanted)) as responses:
+            async for outputs in responses:
+                yield self._segments(outputs, 0.0, 0.0)
 
     async def of_window(self, samples: Array, begin_s: float) -> AsyncGenerator[list[Segment], None]:
         """The segments of each response for one window."""
@@ -79,8 +81,9 @@ class SpeechRun:
         if length is not None:
             inputs[length.name] = self._layout.placed(length, np.array([len(samples)]))
         end_s = begin_s + len(samples) / self._config.sample_rate
-        async for outputs in self._model.stream(inputs, self._wanted):
-            yield self._segments(outputs, begin_s, end_s)
+        async with contextlib.aclosing(self._model.stream(inputs, self._wanted)) as responses:
+            async for outputs in responses:
+                yield self._segments(outputs, begin_s, end_s)
 
     @property
     def _wanted(self) -> Sequence[str]:

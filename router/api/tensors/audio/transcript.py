@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ class Transcript:
     @property
     def text(self) -> str:
         """Models of Whisper's kind begin a segment with a space; others leave it to the reader."""
-        return joined([segment.text for segment in self.segments])
+        return joined(segment.text for segment in self.segments)
 
     def shown(self, form: str) -> tuple[bytes, str]:
         """The body of the answer, and its content type."""
@@ -65,11 +66,28 @@ class Transcript:
         return head + "\n".join(cues)
 
 
-def joined(texts: list[str]) -> str:
-    whole = ""
-    for text in texts:
-        whole += text if not whole or whole[-1:].isspace() or text[:1].isspace() else f" {text}"
-    return whole.strip()
+class GrowingText:
+    """The text of segments as they come, without white space at its beginning and its end."""
+
+    def __init__(self) -> None:
+        self._begins = True  # there was nothing but white space
+        self._last = ""  # character
+        self._held = ""  # white space that is part of it if more text comes
+
+    def add(self, text: str) -> str:
+        """Returns what it grows by."""
+        if self._last and not self._last.isspace() and not text[:1].isspace():
+            text = f" {text}"
+        self._last = text[-1:] or self._last
+        piece = text.lstrip() if self._begins else self._held + text
+        grown = piece.rstrip()
+        self._begins = self._begins and not grown
+        self._held = piece[len(grown) :]
+        return grown
+
+
+def joined(texts: Iterable[str]) -> str:
+    return "".join(map(GrowingText().add, texts))
 
 
 def clock(seconds: float, point: str) -> str:

@@ -14,7 +14,7 @@ from slipstream.router.api.generation.answer.answer import EVENT_STREAM, STREAM_
 from slipstream.router.api.tensors.audio.audio_file import Audio, AudioError, read_audio
 from slipstream.router.api.tensors.audio.resampling import resampled
 from slipstream.router.api.tensors.audio.speech_run import SpeechRun
-from slipstream.router.api.tensors.audio.transcript import Segment, Transcript
+from slipstream.router.api.tensors.audio.transcript import GrowingText, Segment, Transcript
 from slipstream.router.api.tensors.audio.transcription_form import TranscriptionForm
 from slipstream.router.api.tensors.models.endpoint_call import EndpointServer
 from slipstream.router.api.tensors.models.endpoint_errors import invalid
@@ -25,6 +25,7 @@ from slipstream.router.http.reader import Request
 
 PATH = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
+MAX_DECODING = 4  # files at a time: a small one may take some GiB meanwhile
 
 Task = Literal["transcribe", "translate"]
 
@@ -34,6 +35,7 @@ class TranscriptionsApi:
 
     def __init__(self, server: EndpointServer) -> None:
         self._server = server
+        self._decoding = asyncio.Semaphore(MAX_DECODING)
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
@@ -53,9 +55,10 @@ class TranscriptionsApi:
         async with self._server.call("transcriptions", form.model, exchange) as call:
             config = cast(TranscriptionsEndpoint, call.config)
             run = SpeechRun(call, config, form, task)
+            call.admit(0)  # before the file is decoded, which takes time and memory
             audio = await self._audio(form, config, run)
             work = SpeechWork(run, form, audio, config)
-            call.admit(work.num_calls)
+            call.count_inputs(work.num_calls)
             transcript = Transcript(audio.duration_s if audio is not None else 0.0, task)
             if form.stream:
                 await work.stream(exchange, transcript)
@@ -75,7 +78,8 @@ class TranscriptionsApi:
             return Audio(resampled(audio.samples, audio.rate, config.sample_rate), config.sample_rate)
 
         try:
-            return await asyncio.to_thread(read)
+            async with self._decoding:
+                return await asyncio.to_thread(read)
         except AudioError as error:
             raise invalid("file", str(error)) from error
 
@@ -108,13 +112,13 @@ class SpeechWork:
     async def stream(self, exchange: ApiExchange, transcript: Transcript) -> None:
         """An event for each response of the model, window after window, and one with the whole text."""
         exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
+        text = GrowingText()
         try:
             for responses in self._calls():
                 async with contextlib.aclosing(responses):
                     async for segments in responses:
-                        before = transcript.text
                         transcript.segments += segments
-                        delta = transcript.text[len(before) :]
+                        delta = "".join([text.add(segment.text) for segment in segments])
                         if delta:
                             exchange.write(event({"type": "transcript.text.delta", "delta": delta}))
                         if exchange.congested:

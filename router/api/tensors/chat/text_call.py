@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from slipstream.router.api.tensors.chat.served_fields import parameters_of
+from slipstream.router.api.tensors.models.endpoint_errors import invalid
 from slipstream.router.api.tensors.models.model_caller import ModelCaller
 from slipstream.router.api.tensors.models.model_tensors import TEXT, ModelTensors
 from slipstream.router.api.tensors.models.row_layout import RowLayout
@@ -70,11 +71,11 @@ class TextCall:
             tensor = self._tensors.input_of(role)
             if tensor is not None:
                 left.pop(role, None)
-                inputs[tensor.name] = self._array(tensor, value)
+                inputs[tensor.name] = self._array(tensor, value, role)
         for name in SWITCHES:
             tensor = next((one for one in spec.inputs if one.name == name), None)
             if tensor is not None and tensor.datatype == "BOOL" and tensor.name not in inputs:
-                inputs[name] = self._array(tensor, True)
+                inputs[name] = self._array(tensor, True, name)
         wanted = [self._output.name, *self._others.values()]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         async with contextlib.aclosing(self._model.stream(inputs, wanted, dict(parameters_of(left)))) as responses:
@@ -99,12 +100,16 @@ class TextCall:
         found = outputs.get(self._others.get(role, ""))
         return None if found is None or not found.size else found.ravel()[0]
 
-    def _array(self, tensor: TensorSpec, value: Any) -> Array:
+    def _array(self, tensor: TensorSpec, value: Any, param: str) -> Array:
+        """Raises HttpError 400 for a number that the input cannot take."""
         values = value if isinstance(value, list) else [value]
         if tensor.datatype == TEXT:
             array = text_array([str(one) for one in values])
         else:
-            array = np.array(values, DATATYPES[tensor.datatype].numpy_name or np.float32)
+            try:
+                array = np.array(values, DATATYPES[tensor.datatype].numpy_name or np.float32)
+            except (OverflowError, ValueError) as error:
+                raise invalid(param, f"must fit an input of {tensor.datatype}, got {value!r}") from error
         return self._layout.placed(tensor, array[None] if isinstance(value, list) else array)
 
     def _other(self, role: str, config: ChatEndpoint) -> str | None:

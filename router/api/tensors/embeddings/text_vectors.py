@@ -16,7 +16,7 @@ from slipstream.router.api.tensors.models.row_layout import RowLayout
 from slipstream.router.api.tensors.models.tensor_arrays import Array
 from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizers, TokenRow
 from slipstream.router.api.tensors.text.text_source import TextSource, text_array
-from slipstream.router.api.tensors.text.token_inputs import ROW_AXES, TokenInputs
+from slipstream.router.api.tensors.text.token_inputs import ROW_AXES, TokenInputs, spans_of
 from slipstream.router.config.endpoints_config import EmbeddingsEndpoint
 from slipstream.router.tensors.model_spec import TensorSpec
 
@@ -92,13 +92,14 @@ class EncoderRun:
         order = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
         most = self._layout.num_rows(tokens.ids, ROW_AXES)
 
-        async def part(begin: int) -> Array:
-            chosen = [rows[index] for index in order[begin : begin + most]]
+        async def part(chosen: Sequence[TokenRow]) -> Array:
             inputs, mask = tokens.arrays(chosen, pad_id, self._layout)
             outputs = await self._model.infer(inputs, [self._output.name])
             return await self._vectors(outputs[self._output.name], len(chosen), mask)
 
-        vectors = np.concatenate(await all_of([part(begin) for begin in range(0, len(rows), most)]))
+        in_turn = [rows[index] for index in order]
+        parts = [part(in_turn[begin:end]) for begin, end in spans_of(in_turn, most)]
+        vectors = np.concatenate(await all_of(parts))
         in_order = np.empty_like(vectors)
         in_order[order] = vectors
         return in_order

@@ -120,8 +120,15 @@ class ImageRun:
 
     def _check_not_asked_for(self, role: str) -> None:
         """Raises HttpError 400 for a field of the request that the model has no input for."""
-        param = {"guidance": "guidance_scale"}.get(role, role)
-        if getattr(self._body, param, None) is not None:
+        body = self._body
+        asked = {
+            "negative_prompt": ("negative_prompt", body.negative_prompt),
+            "steps": ("num_inference_steps" if body.steps is None else "steps", body.num_steps),
+            "guidance": ("guidance_scale", body.guidance_scale),
+            "seed": ("seed", body.seed),
+        }
+        param, value = asked.get(role, (role, None))
+        if value is not None:
             message = f"'{param}' is not supported by this model."
             raise HttpError(400, message, param=param, code="unsupported_parameter")
 

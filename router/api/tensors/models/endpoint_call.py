@@ -25,6 +25,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.observability.endpoint_metrics import EndpointCounts
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_request import RequestTokens
 from slipstream.router.tensors.infer_service import InferService
 
 CLIENT_LEFT = 499
@@ -65,6 +66,7 @@ class EndpointCall:
         self._permit: Permit | None = None
         self._num_tokens = 0
         self._num_output_tokens = 0
+        self._by_language_models = RequestTokens()
         self._arrived_s = time.monotonic()
         self.endpoint = endpoint
 
@@ -93,8 +95,7 @@ class EndpointCall:
         counts.ended(self.key, status, time.monotonic() - self._arrived_s)
         if self._permit is None:
             return
-        used = UsageCounts(1, int(error is not None), self._num_tokens, 0, self._num_output_tokens)
-        access.settle(self._permit, used)
+        access.settle(self._permit, self._used_at_end(has_failed=error is not None))
 
     def admit(self, num_inputs: int, num_tokens: int = 0) -> None:
         """Raises HttpError 429 beyond a limit of the key."""
@@ -102,12 +103,23 @@ class EndpointCall:
         access, caller = self._server.access, self._exchange.context.caller
         self._permit, lines = access.admit(caller, self.endpoint.name, num_tokens, num_sequences=1)
         self._exchange.header_lines += lines
-        self._server.counts.inputs[self.key] += num_inputs
         self._server.counts.tokens[self.key] += num_tokens
+        self.count_inputs(num_inputs)
+
+    def count_inputs(self, num_inputs: int) -> None:
+        """That it has more of them than was known when it was let in."""
+        self._server.counts.inputs[self.key] += num_inputs
 
     def used(self, num_tokens: int, num_output_tokens: int) -> None:
         """What the request has used after all."""
         self._num_tokens, self._num_output_tokens = num_tokens, num_output_tokens
+
+    def _used_at_end(self, *, has_failed: bool) -> UsageCounts:
+        """What language models have used, if the request has come to one; else what the endpoint knows."""
+        tokens = self._by_language_models
+        if tokens.num_prompt:
+            return UsageCounts(1, int(has_failed), tokens.num_prompt, tokens.num_cached, tokens.num_output)
+        return UsageCounts(1, int(has_failed), self._num_tokens, 0, self._num_output_tokens)
 
     def model(self, of: NamedEndpoint | None = None) -> ModelCaller:
         """The model of the endpoint, or of another one. Raises HttpError if it is not served now."""
@@ -116,7 +128,8 @@ class EndpointCall:
             spec = self._server.service.spec_of(endpoint.model, version)
         except InferError as error:
             raise endpoint_error(error, endpoint.title) from error
-        return ModelCaller(self._server.service, self._server.pool, endpoint.title, spec, version, self._exchange)
+        server, tokens = self._server, self._by_language_models
+        return ModelCaller(server.service, server.pool, endpoint.title, spec, version, self._exchange, tokens)
 
     def tensors(self, model: ModelCaller, configured: dict[str, str]) -> ModelTensors:
         return ModelTensors(self.endpoint.title, model.spec, configured)

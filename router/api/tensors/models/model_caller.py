@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,13 @@ from slipstream.router.api.tensors.models.endpoint_errors import endpoint_error,
 from slipstream.router.api.tensors.models.tensor_arrays import Array, array_of, tensor_of
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
-from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ParameterValue, RequestedOutput
+from slipstream.router.tensors.infer_request import (
+    InferRequest,
+    InferResponse,
+    ParameterValue,
+    RequestedOutput,
+    RequestTokens,
+)
 from slipstream.router.tensors.infer_service import InferService
 from slipstream.router.tensors.model_spec import ModelSpec
 
@@ -29,8 +36,8 @@ T = TypeVar("T")
 class ModelCaller:
     """`endpoint` is the name that errors have. Every call is a tensor request with the tenant, the id and the trace of
     the HTTP request, so that a split of the model's versions gives all of them the same one; `version` "" leaves it the
-    choice. Their own ids are the HTTP request's with a number behind, but for the first. So many run at a time as
-    `MAX_CALLS` says. All methods raise HttpError."""
+    choice. Their own ids are the HTTP request's with a number behind, but for the first. `tokens` has what language
+    models use for them. So many run at a time as `MAX_CALLS` says. All methods raise HttpError."""
 
     service: InferService
     pool: RegionPool | None
@@ -38,6 +45,7 @@ class ModelCaller:
     spec: ModelSpec
     version: str
     exchange: ApiExchange
+    tokens: RequestTokens
     num_calls: int = 0
     _running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
 
@@ -48,7 +56,8 @@ class ModelCaller:
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS,
     ) -> dict[str, Array]:
         """The outputs of the model, which gives one response."""
-        answers = [answer async for answer in self.stream(inputs, wanted, parameters)]
+        async with contextlib.aclosing(self.stream(inputs, wanted, parameters)) as responses:
+            answers = [answer async for answer in responses]
         if len(answers) != 1:
             raise misconfigured(self.endpoint, f"the model gave {len(answers)} responses, and one is expected")
         missing = [name for name in wanted if name not in answers[0]]
@@ -99,6 +108,7 @@ class ModelCaller:
             trace_id=context.trace_id,
             received_s=time.monotonic(),
             release=places.release if places.holds_memory else None,
+            tokens=self.tokens,
         )
 
 

@@ -11,20 +11,21 @@ import numpy as np
 from slipstream.router.api.tensors.embeddings.pooling import unit_vectors
 from slipstream.router.api.tensors.embeddings.text_vectors import TextVectors
 from slipstream.router.api.tensors.models.endpoint_call import EndpointCall, EndpointServer
-from slipstream.router.api.tensors.models.endpoint_errors import misconfigured
+from slipstream.router.api.tensors.models.endpoint_errors import invalid, misconfigured
 from slipstream.router.api.tensors.models.model_caller import ModelCaller, all_of
 from slipstream.router.api.tensors.models.model_tensors import NUMBERS, ModelTensors
 from slipstream.router.api.tensors.models.tensor_arrays import Array
 from slipstream.router.api.tensors.rerank.activation import scores_of
-from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizers
+from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizers, TokenRow
 from slipstream.router.api.tensors.text.text_source import TextSource, text_array
-from slipstream.router.api.tensors.text.token_inputs import ROW_AXES, TokenInputs
+from slipstream.router.api.tensors.text.token_inputs import ROW_AXES, TokenInputs, spans_of
 from slipstream.router.config.endpoints_config import EmbeddingsEndpoint, RerankEndpoint
 from slipstream.router.tensors.model_spec import TensorSpec
 
 SCORE_OUTPUTS = ("score", "scores", "logits", "relevance_score")
 QUERIES = ("text_1", "question")
 DOCUMENTS = ("text", "text_2", "passage", "documents")
+MAX_PAIRED_CHARS = 1 << 25  # of all pairs of a request
 
 Pair = tuple[str, str]  # query and document
 
@@ -42,6 +43,7 @@ class PairScores:
         config = cast(RerankEndpoint, call.config)
         if config.embeddings:
             return await self._by_vectors(call, config.embeddings, pairs, param)
+        check_size(pairs, param)
         model = call.model()
         source = await TextSource.of(
             self.tokenizers,
@@ -61,14 +63,13 @@ class PairScores:
         num_tokens = sum([len(row.ids) for row in rows])
         call.admit(len(pairs), num_tokens)
 
-        async def part(begin: int, most: int) -> Array:
+        async def part(chosen: Sequence[TokenRow]) -> Array:
             assert run.tokens is not None
-            inputs, _ = run.tokens.arrays(rows[begin : begin + most], source.pad_id, run.layout)
-            return await run.scores(inputs, len(rows[begin : begin + most]), are_logits=True)
+            inputs, _ = run.tokens.arrays(chosen, source.pad_id, run.layout)
+            return await run.scores(inputs, len(chosen), are_logits=True)
 
-        most = run.layout.num_rows(run.tokens.ids, ROW_AXES)
-        parts = await all_of([part(begin, most) for begin in range(0, len(rows), most)])
-        return np.concatenate(parts), num_tokens
+        spans = spans_of(rows, run.layout.num_rows(run.tokens.ids, ROW_AXES))
+        return np.concatenate(await all_of([part(rows[begin:end]) for begin, end in spans])), num_tokens
 
     async def _by_vectors(
         self, call: EndpointCall, embeddings: str, pairs: Sequence[Pair], param: str
@@ -121,6 +122,14 @@ class PairRun:
         """One text is enough for a model that takes a query and many documents."""
         takes_one = not self.layout.spec.max_batch_size and tensor.dims == (1,)
         return self.layout.placed(tensor, text_array(texts[:1] if takes_one else texts))
+
+
+def check_size(pairs: Sequence[Pair], param: str) -> None:
+    """A long query is there once for each document. Raises HttpError 400."""
+    num_chars = sum([len(query) + len(document) for query, document in pairs])
+    if num_chars > MAX_PAIRED_CHARS:
+        problem = f"makes {num_chars} characters, each with its query; there may be {MAX_PAIRED_CHARS}"
+        raise invalid(param, problem)
 
 
 def text_inputs(tensors: ModelTensors) -> tuple[TensorSpec, TensorSpec]:

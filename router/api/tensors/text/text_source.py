@@ -9,7 +9,13 @@ import numpy as np
 
 from slipstream.router.api.tensors.models.endpoint_errors import invalid, misconfigured
 from slipstream.router.api.tensors.models.tensor_arrays import Array
-from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizer, EndpointTokenizers, Text, TokenRow
+from slipstream.router.api.tensors.text.endpoint_tokenizer import (
+    EndpointTokenizer,
+    EndpointTokenizers,
+    Text,
+    TokenRow,
+    num_chars,
+)
 from slipstream.router.api.tensors.text.token_inputs import checked_length, length_limit, tokenizer_folder
 from slipstream.router.tensors.model_spec import ModelSpec
 
@@ -54,7 +60,7 @@ class TextSource:
         """The tokens of each text."""
         if self.tokenizer is None:
             raise misconfigured(self.endpoint, "it has no tokenizer, which its model needs")
-        rows = self._checked(await self.tokenizer.encode(texts))
+        rows = await self._encoded(self.tokenizer, texts)
         if any(not row.ids for row in rows):
             raise invalid(self.param, "has a text without tokens")
         return rows
@@ -71,7 +77,23 @@ class TextSource:
         """How many tokens texts have that the model gets as they are; 0 without a tokenizer."""
         if self.tokenizer is None:
             return 0
-        return sum([len(row.ids) for row in self._checked(await self.tokenizer.encode(texts))])
+        return sum([len(row.ids) for row in await self._encoded(self.tokenizer, texts)])
+
+    async def _encoded(self, tokenizer: EndpointTokenizer, texts: Sequence[Text]) -> list[TokenRow]:
+        limit = self.max_tokens
+        if limit is not None:
+            max_chars = tokenizer.max_chars(limit)
+            texts = [self._fitting(text, index, max_chars) for index, text in enumerate(texts)]
+        return self._checked(await tokenizer.encode(texts))
+
+    def _fitting(self, text: Text, index: int, max_chars: int) -> Text:
+        """What is far too long is cut or refused before it takes the time and memory to be tokenised."""
+        if num_chars(text) <= max_chars:
+            return text
+        if self.truncate:
+            return text[:max_chars] if isinstance(text, str) else (text[0][:max_chars], text[1][:max_chars])
+        what = f"has {num_chars(text)} characters at index {index}; this model takes at most {self.max_tokens} tokens"
+        raise invalid(self.param, what)
 
     def _checked(self, rows: Sequence[TokenRow]) -> list[TokenRow]:
         try:

@@ -16,6 +16,7 @@ from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokeni
 from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec
 
 ROW_AXES = 1  # of one text: its tokens
+MAX_FILLED_TOKENS = 1 << 20  # of one call, filled up; a single text may have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,18 @@ class TokenInputs:
             if tensor is not None:
                 given[tensor.name] = layout.placed(tensor, array)
         return given, mask
+
+
+def spans_of(rows: Sequence[TokenRow], most: int) -> list[tuple[int, int]]:
+    """Where the rows of each call begin and end: at most so many, and so few that one long text among short ones does
+    not make all of them large."""
+    spans, begin, longest = [], 0, 0
+    for index, row in enumerate(rows):
+        num_rows, longest = index - begin + 1, max(longest, len(row.ids))
+        if index > begin and (num_rows > most or num_rows * longest > MAX_FILLED_TOKENS):
+            spans.append((begin, index))
+            begin, longest = index, len(row.ids)
+    return [*spans, (begin, len(rows))]
 
 
 def tokenizer_folder(configured: str | None, spec: ModelSpec) -> Path | None:

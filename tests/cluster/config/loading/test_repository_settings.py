@@ -88,7 +88,8 @@ def test_a_repository_may_stand_beside_models(folder: Path) -> None:
         ),
         (
             "repository: {paths: [tensors]}\nplanner: {enabled: true}",
-            "c.yaml:2: planner.enabled: must be false where there is only a repository, got true",
+            "c.yaml:2: planner.enabled: must be false where there is only a repository, got true; bounds in "
+            "repository.instances let the numbers of instances follow the demand",
         ),
         (
             "repository: {paths: [tensors]}\ndecode: {replicas: 2}",

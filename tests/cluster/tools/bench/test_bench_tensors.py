@@ -21,9 +21,9 @@ from slipstream.cluster.tools.bench.tensors.clients.grpc_client import GrpcInfer
 from slipstream.cluster.tools.bench.tensors.clients.http_client import HttpInferClient
 from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferClient
 from slipstream.cluster.tools.bench.tensors.data_file import streams_of_file
-from slipstream.cluster.tools.bench.tensors.model_facts import InputFact, ModelFacts
+from slipstream.cluster.tools.bench.tensors.model_facts import InputFact, TensorModelFacts
 from slipstream.cluster.tools.bench.tensors.shared_inputs import in_shared_memory
-from slipstream.cluster.tools.bench.tensors.tensor_data import MadeData, TensorSource, batched
+from slipstream.cluster.tools.bench.tensors.tensor_data import InferSource, MadeData, batched
 from slipstream.cluster.tools.bench.tensors.tensor_levels import (
     TensorRun,
     TensorStage,
@@ -35,7 +35,7 @@ from tests.support.router.fake_tensor_service import FakeTensorService
 from tests.support.router.grpc_lab import grpc_lab
 from tests.support.router.kserve_site import kserve_site
 
-PAIR = ModelFacts("pair", [InputFact("A", "FP32", (-1, 2)), InputFact("T", "BYTES", (1,))], max_batch_size=4)
+PAIR = TensorModelFacts("pair", [InputFact("A", "FP32", (-1, 2)), InputFact("T", "BYTES", (1,))], max_batch_size=4)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -96,7 +96,7 @@ def test_made_up_data_fits_the_model_and_its_batches() -> None:
 
 def test_sequences_have_their_own_id_and_begin_and_end_once() -> None:
     inputs = MadeData(shapes={"A": (1, 2)}).inputs(PAIR, 0)
-    conversations = TensorSource([inputs], 3).conversations(seed=7)
+    conversations = InferSource([inputs], 3).conversations(seed=7)
     first, second = next(conversations).turns, next(conversations).turns
     places = [turn.sequence for turn in first]
     assert [(place.is_start, place.is_end) for place in places] == [(True, False), (False, False), (False, True)]
@@ -116,15 +116,15 @@ def complete(service: FakeTensorService, model: str) -> None:
 async def run(
     client: InferClient, *, num_requests: int = 40, shared: bool = False, **shapes: tuple[int, ...]
 ) -> TensorRun:
-    facts = ModelFacts.of_config(await client.config())
+    facts = TensorModelFacts.of_config(await client.config())
     streams = batched([MadeData(shapes=shapes).inputs(facts, 0)], facts, 1)
     extent = Extent(num_requests, num_warm_up=2, timeout_s=10.0)
     if shared:
         async with in_shared_memory(client, streams) as placed:
-            stage = TensorStage(LoadLevel(4), extent, TensorSource(placed))
+            stage = TensorStage(LoadLevel(4), extent, InferSource(placed))
             (found,) = await run_tensor_stages(client, facts, [stage], 0, io.StringIO())
             return found
-    stage = TensorStage(LoadLevel(4), extent, TensorSource(streams))
+    stage = TensorStage(LoadLevel(4), extent, InferSource(streams))
     (found,) = await run_tensor_stages(client, facts, [stage], 0, io.StringIO())
     return found
 

@@ -121,6 +121,9 @@ async def test_a_text_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None
         status, error = await site.error("/v1/embeddings", {"model": "small", "input": ["red", text]})
         assert (status, error["code"], error["param"]) == (400, "invalid_value", "input")
         assert "has 22 tokens at index 1; this model takes at most 16" in error["message"]
+        status, error = await site.error("/v1/embeddings", {"model": "small", "input": ["red", text * 1000]})
+        assert (status, error["code"], error["param"]) == (400, "invalid_value", "input")
+        assert "has 80000 characters at index 1; this model takes at most 16 tokens" in error["message"]
     models, config = encoder(tmp_path, truncate=True, max_tokens=5)
     async with endpoint_site(models, config) as site:
         answer = await site.json("POST", "/v1/embeddings", {"model": "small", "input": text})

@@ -111,6 +111,22 @@ def test_other_formats_are_those_of_pillow(form: str) -> None:
     run()
 
 
+@pytest.mark.parametrize("field", ["steps", "num_inference_steps", "guidance_scale", "negative_prompt"])
+def test_a_field_without_an_input_is_refused(field: str) -> None:
+    @in_loop
+    async def run() -> None:
+        models, config = painter()
+        inputs = [PROMPT, *(optional(name, "INT32") for name in ("width", "height")), optional("seed", "INT64")]
+        outputs = [TensorSpec("image", "UINT8", (-1, -1, 3))]
+        models.add(tensor_model("paint", inputs, outputs, 2), computed(painted))
+        async with endpoint_site(models, config) as site:
+            value = "blue" if field == "negative_prompt" else 3
+            status, error = await site.error(PATH, {"model": "painter", "prompt": "a", field: value})
+            assert (status, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+
+    run()
+
+
 def test_without_pillow_a_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     @in_loop
     async def run() -> None:

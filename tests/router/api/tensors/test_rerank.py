@@ -154,3 +154,14 @@ async def test_a_score_that_is_no_number_is_an_error() -> None:
     async with endpoint_site(models, config) as site:
         status, error = await site.error("/v1/rerank", {**BODY, "documents": ["a"]})
         assert (status, error["code"]) == (500, "endpoint_misconfigured")
+
+
+@in_loop
+async def test_a_long_query_for_many_documents_is_refused_before_it_is_copied() -> None:
+    models, config = of_texts()
+    async with endpoint_site(models, config) as site:
+        body = {"model": "m", "query": "x" * (1 << 15), "documents": ["y"] * 1025}
+        status, error = await site.error("/v1/rerank", body)
+        assert (status, error["param"], models.submitted) == (400, "documents", [])
+        status, error = await site.error("/v1/score", {"model": "m", "text_1": "x" * (1 << 15), "text_2": ["y"] * 1025})
+        assert (status, error["param"]) == (400, "text_2")

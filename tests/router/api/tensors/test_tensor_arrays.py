@@ -9,6 +9,8 @@ from slipstream.router.api.kserve.tensor_places import TensorPlaces
 from slipstream.router.api.tensors.audio.resampling import resampled
 from slipstream.router.api.tensors.models.row_layout import MOST_ROWS, RowLayout
 from slipstream.router.api.tensors.models.tensor_arrays import array_of, tensor_of
+from slipstream.router.api.tensors.text.endpoint_tokenizer import TokenRow
+from slipstream.router.api.tensors.text.token_inputs import MAX_FILLED_TOKENS, spans_of
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.datatypes import DATATYPES
@@ -89,3 +91,10 @@ def test_another_rate_keeps_what_both_rates_can_tell(rate: int, wanted: int) -> 
     if wanted < rate:
         gone = resampled(tone(rate, wanted * 0.75), rate, wanted)  # would come back as a lower one
         assert np.abs(gone[200:-200]).max() < 0.01
+
+
+def test_a_long_text_is_not_in_a_call_with_many_short_ones() -> None:
+    short, long = TokenRow([1], [0]), TokenRow([1] * MAX_FILLED_TOKENS, [0] * MAX_FILLED_TOKENS)
+    assert spans_of([short] * 5, 2) == [(0, 2), (2, 4), (4, 5)]
+    assert spans_of([short, short, long, short], 64) == [(0, 2), (2, 3), (3, 4)]
+    assert spans_of([long], 1) == [(0, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,38 @@ async def test_other_names_are_those_of_language_models() -> None:
         status, error = await site.error("/v1/chat/completions", {"model": "other", "messages": HELLO})
         assert (status, error["code"]) == (404, "model_not_found")
         assert error["message"] == "The model 'other' does not exist; this server has 'rag'."
+
+
+@in_loop
+async def test_a_number_that_an_input_cannot_take_is_the_clients_fault() -> None:
+    models = FakeTensorService()
+    seed = TensorSpec("seed", "INT32", (1,), is_optional=True)
+    models.add(tensor_model("rag", [QUERY, seed], [RESPONSE], 8, is_decoupled=True), words)
+    async with endpoint_site(models, EndpointsConfig(chat={"rag": ChatEndpoint()})) as site:
+        status, error = await site.error(
+            "/v1/chat/completions", {"model": "rag", "messages": HELLO, "seed": 1 << 40, "stream": True}
+        )
+        assert (status, error["param"], models.submitted) == (400, "seed", [])
+
+
+@in_loop
+async def test_what_a_language_model_behind_it_has_used_is_charged_to_the_key(tmp_path: Path) -> None:
+    models, config = rag()
+
+    def by_language_model(submission: FakeSubmission) -> None:
+        tokens = submission.request.tokens
+        assert tokens is not None
+        tokens.num_prompt, tokens.num_cached, tokens.num_output = 4, 1, 3
+        words(submission)
+
+    models.answers["rag"] = by_language_model
+    keys = tmp_path / "keys.yaml"
+    secret = hashlib.sha256(b"few").hexdigest()
+    keys.write_text(f"keys: [{{name: few, sha256: {secret}, tokens_per_minute: 6}}]")
+    keys.chmod(0o600)
+    async with endpoint_site(models, config, keys=keys) as site, site.client("few") as client:
+        await client.chat.completions.create(model="rag", messages=HELLO)
+        with pytest.raises(openai.RateLimitError):
+            await client.chat.completions.create(model="rag", messages=HELLO)
+        (account,) = (await client.get("/usage", cast_to=dict))["data"]
+    assert (account["prompt_tokens"], account["completion_tokens"]) == (4, 3)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import wave
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import orjson
 import pytest
 
-from slipstream.router.api.tensors.audio import audio_file
+from slipstream.router.api.tensors.audio import audio_file, transcriptions_api
+from slipstream.router.api.tensors.audio.audio_file import Audio, read_audio
+from slipstream.router.api.tensors.audio.transcript import GrowingText, joined
 from slipstream.router.api.tensors.models.model_caller import MAX_CALLS
 from slipstream.router.api.tensors.models.tensor_arrays import array_of
 from slipstream.router.config.endpoints_config import EndpointsConfig, TranscriptionsEndpoint
@@ -281,7 +286,11 @@ def test_all_widths_of_samples_are_read(samples: np.ndarray, bits: int, tag: int
     [
         ({}, "file", "Missing required parameter: 'file'."),
         ({"file": b"noise"}, "file", "'file' is no audio that can be read"),
-        ({"file": b"\x1aE\xdf\xa3 video"}, "file", "'file' is webm, which cannot be read; wav, flac, ogg and mp3 can"),
+        (
+            {"file": b"\x1aE\xdf\xa3 video"},
+            "file",
+            "'file' is webm, which cannot be read; wav, flac, ogg and mp3 can (Form",
+        ),
         ({"file": b"RIFF\0\0\0\0WAVEdata\0\0\0\0"}, "file", "'file' is WAVE without a format or without data."),
         ({"file": wav(tone(0))}, "file", "'file' has no samples."),
         ({"file": wav(tone(3))}, "file", "'file' is longer than 2 s."),
@@ -323,3 +332,39 @@ async def test_windows_are_counted_and_a_body_that_is_no_form_is_refused() -> No
         assert f"slipstream:endpoint_inputs_total{labels} 3.0" in page.decode()
         status, _, _ = await site.call("POST", "/v1/audio/transcriptions", {"model": "whisper"})
         assert status == 415
+
+
+@pytest.mark.parametrize(
+    ("texts", "deltas"),
+    [
+        ([" one", " two", "three ", "four"], ["one", " two", " three", " four"]),
+        (["  ", "\n", "one  ", "  two "], ["", "", "one", "    two"]),
+    ],
+)
+def test_the_texts_of_segments_grow_to_the_whole_text(texts: list[str], deltas: list[str]) -> None:
+    text = GrowingText()
+    assert [text.add(one) for one in texts] == deltas
+    assert joined(texts) == "".join(deltas)
+
+
+@in_loop
+async def test_a_key_that_is_over_its_limit_has_no_file_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+
+    def read(data: bytes, max_s: float) -> Audio:
+        decoded.append(len(data))
+        return read_audio(data, max_s)
+
+    monkeypatch.setattr(transcriptions_api, "read_audio", read)
+    models, config = speech()
+    keys = tmp_path / "keys.yaml"
+    secret = hashlib.sha256(b"one").hexdigest()
+    keys.write_text(f"keys: [{{name: one, sha256: {secret}, requests_per_minute: 1}}]")
+    keys.chmod(0o600)
+    async with endpoint_site(models, config, keys=keys) as site, site.client("one") as client:
+        await client.audio.transcriptions.create(model="whisper", file=wav(tone(0.1)))
+        with pytest.raises(openai.RateLimitError):
+            await client.audio.transcriptions.create(model="whisper", file=wav(tone(0.1)))
+    assert len(decoded) == 1

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from slipstream.router.infer.ensembles import ensemble_request
 from slipstream.router.infer.ensembles.ensemble_request import EnsembleRequest
-from slipstream.router.infer.ensembles.ensemble_run import EnsembleRun, StepRun
+from slipstream.router.infer.ensembles.ensemble_run import EnsembleRun, EnsembleStepRun
+from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.observability.explain.explain_infer import infer_explanation, infer_text
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -28,7 +31,7 @@ from tests.support.router.ensemble_models import (
     ensemble,
 )
 from tests.support.router.in_loop import in_loop
-from tests.support.router.repository_lab import repository_lab
+from tests.support.router.repository_lab import RepositoryLab, repository_lab
 from tests.support.router.until import until
 
 OPTIONAL = f'{PLAIN} input {{ name: "B" data_type: TYPE_INT32 dims: [ -1 ] optional: true }}'
@@ -64,6 +67,14 @@ class TritonPythonModel:
         if not os.path.exists(path):
             open(path, "w").close()
             threading.Timer(0.02, os._exit, (3,)).start()
+        return [response(value_of(request)) for request in requests]
+"""
+TELLS_PID = """
+class TritonPythonModel:
+    def initialize(self, args):
+        open(os.path.join(os.path.dirname(__file__), "pid"), "w").write(str(os.getpid()))
+
+    def execute(self, requests):
         return [response(value_of(request)) for request in requests]
 """
 UNTIL_CANCELLED = """
@@ -185,7 +196,9 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path
             await lab.infer("two", 1)
             with pytest.raises(InferError):
                 await lab.infer("two", 12)
-            left = [each for each in gc.get_objects() if isinstance(each, EnsembleRun | EnsembleRequest | StepRun)]
+            left = [
+                each for each in gc.get_objects() if isinstance(each, EnsembleRun | EnsembleRequest | EnsembleStepRun)
+            ]
         finally:
             gc.enable()
         assert left == []
@@ -233,6 +246,34 @@ async def test_a_tensor_outlives_the_instance_that_has_made_it(tmp_path: Path) -
 
 
 @in_loop
+async def test_a_step_whose_input_has_gone_with_its_model_is_executed_again(tmp_path: Path) -> None:
+    models = {"first": (PLAIN, TELLS_PID), "second": (PLAIN, TELLS_PID), "both": chain("first", "second")}
+    async with repository_lab(tmp_path, models) as lab:
+        first, second = (int((lab.folder / name / "1" / "pid").read_text()) for name in ("first", "second"))
+        os.kill(second, signal.SIGSTOP)
+        try:
+            answer = asyncio.create_task(lab.infer("both", *LARGE))
+            await until(lambda: "second" in [run.model for run in steps_in_execution(lab)])
+            files = shared_files(first)
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: not all(file.exists() for file in files))
+        finally:
+            os.kill(second, signal.SIGCONT)
+        assert await answer == [list(LARGE)]
+
+
+def shared_files(pid: int) -> list[Path]:
+    """Those that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/slipstream" in line]
+
+
+def steps_in_execution(lab: RepositoryLab) -> list[InferRecord]:
+    records = [step.record for record in lab.service.history.latest() for step in record.steps]
+    return [record for record in records if record.executions]
+
+
+@in_loop
 async def test_an_output_has_the_labels_of_the_model_that_gives_it(tmp_path: Path) -> None:
     out = 'output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] label_filename: "labels.txt" }'
     labelled = f"{ONE_IN} {out}"
@@ -258,6 +299,19 @@ async def test_no_more_requests_are_in_a_step_than_the_configuration_says(tmp_pa
         for run in first:
             same_time = [one for one in first if one.queued_s <= run.queued_s < (one.ended_s or 0.0)]
             assert len(same_time) <= 2
+
+
+@in_loop
+async def test_all_that_wait_for_a_step_which_refuses_them_are_told(tmp_path: Path) -> None:
+    text, _ = chain("single")
+    limited = text.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 1", 1)
+    single = PLAIN.replace("[ -1 ]", "[ 1 ]", 1)  # a shape that the ensemble lets pass, and the step does not
+    async with repository_lab(tmp_path, {"single": (single, SLOW), "singles": (limited, "")}) as lab:
+        requests = [lab.submit("singles", 1), *(lab.submit("singles", 1, 2) for _ in range(1500))]
+        await until(lambda: all(answers.ended.is_set() for _, answers in requests))
+        assert requests[0][1].values == [[1]]
+        assert all("unexpected shape" in str(answers.error) for _, answers in requests[1:])
+        assert await lab.infer("singles", 3) == [[3]]
 
 
 @in_loop

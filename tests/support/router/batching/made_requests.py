@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipstream.router.batching.scheduler import Batch, QueuedRequest
+from slipstream.router.batching.scheduler import QueuedRequest, RequestBatch
 from slipstream.router.tensors.infer_request import InferRequest, SequenceFlags
 from slipstream.router.tensors.model_spec import DynamicBatching, ModelSpec, SequenceBatching, TensorSpec
 from slipstream.router.tensors.tensor import Tensor
@@ -55,12 +55,12 @@ def queued(
     return QueuedRequest(request, num_rows)
 
 
-def ids(batch: Batch | None) -> list[str]:
+def ids(batch: RequestBatch | None) -> list[str]:
     """Of the requests of a batch; no batch has none."""
     return [] if batch is None else [request.request.id for request in batch.requests]
 
 
-def places(batch: Batch | None) -> list[str | None]:
+def places(batch: RequestBatch | None) -> list[str | None]:
     """The ids of the requests of a batch by place; None: an empty one."""
     items = batch.items if batch is not None else ()
     return [item.request.request.id if item.request is not None else None for item in items]

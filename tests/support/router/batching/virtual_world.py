@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from slipstream.router.batching.scheduler import Batch, QueuedRequest, Scheduler
+from slipstream.router.batching.scheduler import BatchScheduler, QueuedRequest, RequestBatch
 from slipstream.router.batching.scheduler_choice import scheduler_of
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import SequenceFlags
@@ -45,11 +45,11 @@ class VirtualWorld:
         self.seed = seed
         self.now = START_S
         self.spec = self.make_spec()
-        self.scheduler: Scheduler = scheduler_of(self.spec)
+        self.scheduler: BatchScheduler = scheduler_of(self.spec)
         self.requests: dict[str, QueuedRequest] = {}
         self.waiting: list[str] = []
         self.ends: Counter[str] = Counter()
-        self.busy: dict[str, tuple[Batch, float] | None] = {}  # until when an instance executes
+        self.busy: dict[str, tuple[RequestBatch, float] | None] = {}  # until when an instance executes
         self.num_made = 0
         self.num_instances = 0
 

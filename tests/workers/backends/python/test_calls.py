@@ -168,6 +168,19 @@ def test_a_failed_call_is_a_response_with_an_error(tmp_path: Path) -> None:
         assert "no such model" in instance.peer.receive("executed")["error"]
 
 
+def test_a_response_whose_memory_is_gone_is_an_error_of_its_call(tmp_path: Path) -> None:
+    with running_instance(tmp_path, CALLER) as instance:
+        instance.initialize({"OUT": "INT32"})
+        instance.start_execution(request(1, id="sync"))
+        call = instance.peer.receive("call")
+        response = {"outputs": [["B", "INT32", [1], ["slipstream-of-the-dead-1", 0, 4]]]}
+        instance.peer.send({"type": "call_response", "call": call["call"], "response": response, "final": True})
+        assert instance.peer.receive("release")["places"] == [["slipstream-of-the-dead-1", 0]]
+        assert "The response of the model cannot be read" in instance.peer.receive("executed")["error"]
+        instance.start_execution(request(2, id="sync"))
+        assert instance.peer.receive("call")["request"]["parent"] == 2
+
+
 def test_responses_of_a_decoupled_model_come_one_by_one(tmp_path: Path) -> None:
     with running_instance(tmp_path, CALLER) as instance:
         instance.initialize({"OUT": "INT32"})

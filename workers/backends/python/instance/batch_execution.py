@@ -8,9 +8,10 @@ from typing import Any, Callable
 
 from slipstream.workers.backends.python.instance.failure_text import InstanceError, failure_text
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
+from slipstream.workers.backends.python.instance.memory.shared_files import lost_file
 from slipstream.workers.backends.python.instance.open_requests import RequestChannel
-from slipstream.workers.backends.python.instance.wire.frames import Message
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.instance.wire.tensor_reader import read_tensors
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter, quote
 from slipstream.workers.backends.python.model_api.infer_request import RELEASE_ALL, InferenceRequest
@@ -45,7 +46,7 @@ class BatchExecutor:
         self._run_coroutine = run_coroutine
         self.opened: dict[int, RequestChannel] = {}
 
-    def execute(self, message: Message, link: RouterLink) -> None:
+    def execute(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         """Executes a batch and sends `executed`."""
         begun = perf_counter_ns()
         head = message.head
@@ -54,7 +55,7 @@ class BatchExecutor:
         payload = Payload()
         texts: list[str] = []
         rescheduled: list[int] = []
-        error = "null"
+        error, lost = "null", ""
         prepared = finished = 0
         try:
             for fields in head["requests"]:
@@ -68,6 +69,7 @@ class BatchExecutor:
             returned = None
         except BaseException as exception:  # SystemExit and the like are failures of the model, too
             error = quote(failure_text(exception))
+            lost = "" if prepared else lost_file(exception)
             self._writer.discard(payload)
             texts, payload = [], Payload()
             for request, channel in zip(requests, channels):
@@ -76,6 +78,7 @@ class BatchExecutor:
         prepared = prepared or perf_counter_ns()
         finished = finished or perf_counter_ns()
         resumed = f',"rescheduled":{rescheduled}' if rescheduled else ""
+        resumed += f',"lost_file":{quote(lost)}' if lost else ""
         link.send(
             f'{{"type":"executed","batch":{head["batch"]},"responses":[{",".join(texts)}],"error":{error}{resumed},'
             f'"compute_ns":{finished - prepared},"input_ns":{prepared - begun},'
@@ -98,7 +101,7 @@ class BatchExecutor:
         self,
         fields: dict[str, Any],
         payload: bytearray,
-        link: RouterLink,
+        link: InstanceRouterLink,
         requests: list[InferenceRequest],
         channels: list[RequestChannel],
     ) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles
-from slipstream.workers.backends.python.instance.wire.frames import Message
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.frames import FrameMessage
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.instance.wire.tensor_writer import TensorWriter
 
 
@@ -22,10 +22,10 @@ class InstanceMemory:
         self.writer = writer
 
 
-class BatchRunner(Protocol):
+class InstanceRunner(Protocol):
     """Executes the batches of a model that is initialised."""
 
-    def execute(self, message: Message, link: RouterLink) -> None:
+    def execute(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         """Executes a batch and sends `executed`. A failure of the model is said there."""
 
     def cancel(self, n: int) -> None:
@@ -40,7 +40,7 @@ class HostedModel(Protocol):
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any]: ...
 
-    def initialize(self, head: dict[str, Any], memory: InstanceMemory) -> BatchRunner:
+    def initialize(self, head: dict[str, Any], memory: InstanceMemory) -> InstanceRunner:
         """`head` is that of the message `initialize`."""
 
     def finalize(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from slipstream.workers.backends.python.instance.model_calls import Call, ModelCalls, result_of
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.model_calls import OpenCall, OutgoingCalls, result_of
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 
 
 class LoopCalls:
     """Those of one loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, link: RouterLink, calls: ModelCalls) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: InstanceRouterLink, calls: OutgoingCalls) -> None:
         self._loop = loop
         self._link = link
         self._calls = calls
@@ -20,7 +20,7 @@ class LoopCalls:
         self._is_reading = False
         self._is_another_reading = False
 
-    def future_of(self, call: Call) -> asyncio.Future[Any]:
+    def future_of(self, call: OpenCall) -> asyncio.Future[Any]:
         """A future for the response of a call that has just begun."""
         future = self._loop.create_future()
         self._waiting.add(call.number)

@@ -9,8 +9,8 @@ from typing import Any, Callable
 
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
-from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, Message, encode_head
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, FrameMessage, encode_head
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.instance.wire.tensor_reader import read_tensors
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter, quote
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
@@ -18,10 +18,11 @@ from slipstream.workers.backends.python.model_api.infer_response import Inferenc
 from slipstream.workers.backends.python.model_api.parameters import parameters_text
 from slipstream.workers.backends.python.model_api.tensors.errors import ErrorCode, TritonError, TritonModelException
 
+UNREADABLE = "The response of the model cannot be read"
 LOST = "The connection to the router was lost."
 
 
-class Call:
+class OpenCall:
     """One call. `responses` are those that have come and were not taken. `places` of its inputs are in use until it is
     over; `when_over` is called then, by the thread that reads."""
 
@@ -36,22 +37,24 @@ class Call:
         self.when_over: Callable[[], None] | None = None
 
 
-class ModelCalls:
+class OutgoingCalls:
     """All calls of one connection."""
 
-    def __init__(self, link: RouterLink, writer: TensorWriter, memory: OutputMemory, inputs: InputMemory) -> None:
+    def __init__(
+        self, link: InstanceRouterLink, writer: TensorWriter, memory: OutputMemory, inputs: InputMemory
+    ) -> None:
         self._link = link
         self._writer = writer
         self._memory = memory
         self._inputs = inputs
         self._numbers = itertools.count(1)
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, OpenCall] = {}
 
-    def begin(self, request: InferenceRequest, is_decoupled: bool, parent_n: int | None) -> Call:
+    def begin(self, request: InferenceRequest, is_decoupled: bool, parent_n: int | None) -> OpenCall:
         """Starts the execution of another model."""
         payload = Payload()
         inputs = ",".join([self._writer.tensor(tensor, payload) for tensor in request._inputs])
-        call = Call(next(self._numbers), payload.places)
+        call = OpenCall(next(self._numbers), payload.places)
         fields = {
             "id": request._request_id,
             "correlation_id": request._correlation_id,
@@ -69,7 +72,7 @@ class ModelCalls:
         self._send(call, f'{{"type":"call","call":{call.number},"request":{head[:-1]},"inputs":[{inputs}]}}}}', payload)
         return call
 
-    def wait(self, call: Call) -> InferenceResponse:
+    def wait(self, call: OpenCall) -> InferenceResponse:
         """The response of a call that has only one."""
         try:
             self._link.wait_until(lambda: call.is_over)
@@ -77,7 +80,7 @@ class ModelCalls:
             return lost()
         return result_of(call)
 
-    def next_response(self, call: Call) -> tuple[InferenceResponse, bool]:
+    def next_response(self, call: OpenCall) -> tuple[InferenceResponse, bool]:
         """The next one, and whether it was the last."""
         try:
             self._link.wait_until(lambda: bool(call.responses))
@@ -86,7 +89,7 @@ class ModelCalls:
         response = call.responses.popleft()
         return response, call.is_over and not call.responses
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: OpenCall) -> None:
         if not call.is_over:
             self._link.send(f'{{"type":"call_cancel","call":{call.number}}}', [], 0)
 
@@ -97,7 +100,7 @@ class ModelCalls:
         places = ",".join(
             [f"{quote(name)}:{self._writer.bytes_place(bytes(data), payload)}" for name, data in files.items()]
         )
-        call = Call(next(self._numbers), payload.places)
+        call = OpenCall(next(self._numbers), payload.places)
         head = encode_head({"type": "control", "call": call.number, "action": action, "model": model, **fields})
         self._send(call, f'{head[:-1]},"files":{{{places}}}}}', payload)
         try:
@@ -108,7 +111,7 @@ class ModelCalls:
             raise TritonModelException(call.result["error"])
         return call.result.get("value")
 
-    def received(self, message: Message) -> None:
+    def received(self, message: FrameMessage) -> None:
         """A `call_response` or `control_result`. Runs in the thread that reads."""
         head = message.head
         call = self._calls.get(head["call"])
@@ -133,11 +136,11 @@ class ModelCalls:
             call.result = {"error": LOST}
             self._end(call)
 
-    def _send(self, call: Call, head: str, payload: Payload) -> None:
+    def _send(self, call: OpenCall, head: str, payload: Payload) -> None:
         self._calls[call.number] = call
         self._link.send(head, payload.pieces, payload.num_bytes)
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: OpenCall) -> None:
         self._calls.pop(call.number, None)
         for key, offset in call.places:
             self._memory.release(key, offset)
@@ -150,7 +153,10 @@ class ModelCalls:
         if error is not None:
             return InferenceResponse(error=TritonError(error[1], ErrorCode[error[0]]))
         outputs = described["outputs"]
-        response = InferenceResponse(read_tensors(outputs, payload, self._inputs))
+        try:
+            response = InferenceResponse(read_tensors(outputs, payload, self._inputs))
+        except (OSError, ValueError) as failure:  # the model that has answered may be gone, and its memory with it
+            response = InferenceResponse(error=TritonError(f"{UNREADABLE}: {failure}", TritonError.UNAVAILABLE))
         places = [tensor[3][:2] for tensor in outputs if len(tensor[3]) == 3]
         if places:
             self._link.send(encode_head({"type": "release", "places": places}), [], 0)
@@ -158,7 +164,7 @@ class ModelCalls:
         return response
 
 
-def result_of(call: Call) -> InferenceResponse:
+def result_of(call: OpenCall) -> InferenceResponse:
     """Of a call that is over: its first response."""
     return call.responses[0] if call.responses else InferenceResponse()
 

@@ -9,7 +9,7 @@ from slipstream.workers.backends.python.model_api.infer_response import Inferenc
 from slipstream.workers.backends.python.model_api.tensors.errors import TritonError
 
 if TYPE_CHECKING:
-    from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+    from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 
 NO_RESPONSE = "The model has dropped the request without a response."
 
@@ -36,7 +36,7 @@ class RequestChannel:
         names: Any,
         into: dict[str, Any] | None,
         is_decoupled: bool,
-        link: RouterLink,
+        link: InstanceRouterLink,
         writer: TensorWriter,
         opened: dict[int, RequestChannel],
         is_null: bool = False,

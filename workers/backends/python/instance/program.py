@@ -10,17 +10,17 @@ import time
 from collections import deque
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.hosted_model import BatchRunner, HostedModel, InstanceMemory
+from slipstream.workers.backends.python.instance.hosted_model import HostedModel, InstanceMemory, InstanceRunner
 from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
 from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles
-from slipstream.workers.backends.python.instance.model_calls import ModelCalls
+from slipstream.workers.backends.python.instance.model_calls import OutgoingCalls
 from slipstream.workers.backends.python.instance.parent_death import end_with_parent
 from slipstream.workers.backends.python.instance.python_model import PythonModel
 from slipstream.workers.backends.python.instance.server_calls import ServerCalls
 from slipstream.workers.backends.python.instance.settings import Settings, take_settings
-from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, Message, encode_head
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink, connect
+from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, FrameMessage, encode_head
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink, connect
 from slipstream.workers.backends.python.instance.wire.tensor_writer import TensorWriter
 from slipstream.workers.backends.python.model_api.server_link import PROCESS, NoServer
 
@@ -39,11 +39,11 @@ class Instance:
         self._settings = settings
         self._server = server
         self._model = model
-        self._commands: deque[Message] = deque()
+        self._commands: deque[FrameMessage] = deque()
         self._outputs = OutputMemory(f"slipstream-{settings.launch}")
         files = SharedFiles()
         self._memory = InstanceMemory(files, InputMemory(files), TensorWriter(self._outputs, files))
-        self._runner: BatchRunner | None = None
+        self._runner: InstanceRunner | None = None
         self._is_idle = True  # nothing is executed: SIGTERM may interrupt it
         self._is_terminated = False
 
@@ -65,7 +65,7 @@ class Instance:
         if self._is_idle:
             raise Terminated
 
-    def _serve(self, link: RouterLink) -> int | None:
+    def _serve(self, link: InstanceRouterLink) -> int | None:
         """Executes what comes on a connection, until that is lost or the instance ends; then the exit code."""
         try:
             while True:
@@ -85,7 +85,7 @@ class Instance:
     def _has_command(self) -> bool:
         return bool(self._commands)
 
-    def _handle(self, message: Message, link: RouterLink) -> int | None:
+    def _handle(self, message: FrameMessage, link: InstanceRouterLink) -> int | None:
         """Executes a command; the exit code, if it was the last."""
         if message.type == "execute":
             self._execute(message, link)
@@ -108,18 +108,18 @@ class Instance:
             return 1
         return None
 
-    def _complete_config(self, message: Message, link: RouterLink) -> None:
+    def _complete_config(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         completed = self._model.complete_config(message.head["config"])
         link.send(encode_head({"type": "completed", "config": completed}), [], 0)
 
-    def _initialize(self, message: Message, link: RouterLink) -> None:
+    def _initialize(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         head = message.head
         self._memory.writer.configure(head["inline_bytes"], head["shares_memory"])
         self._runner = self._model.initialize(head, self._memory)
         self._server.may_call_models = True
         link.send('{"type":"ready"}', [], 0)
 
-    def _execute(self, message: Message, link: RouterLink) -> None:
+    def _execute(self, message: FrameMessage, link: InstanceRouterLink) -> None:
         assert self._runner is not None, "execute before initialize"
         server = self._server
         requests = message.head["requests"]
@@ -134,7 +134,7 @@ class Instance:
         self._model.finalize()
         self._outputs.begin_again()
 
-    def _connect(self) -> RouterLink:
+    def _connect(self) -> InstanceRouterLink:
         """Tries until the router is there: for as long as the instance host lives, whose end is this process's."""
         wait_s = FIRST_RETRY_S
         while True:
@@ -145,8 +145,8 @@ class Instance:
                 print(f"no connection to the router at {self._settings.address}: {error}", file=sys.stderr)
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
-        link = RouterLink(connection, self._dispatch)
-        self._calls = ModelCalls(link, self._memory.writer, self._outputs, self._memory.inputs)
+        link = InstanceRouterLink(connection, self._dispatch)
+        self._calls = OutgoingCalls(link, self._memory.writer, self._outputs, self._memory.inputs)
         self._server.connected(link, self._calls)
         link.send(encode_head(self._hello()), [], 0)
         return link
@@ -163,7 +163,7 @@ class Instance:
             "state": "new" if self._runner is None else "ready",
         }
 
-    def _end_connection(self, link: RouterLink) -> None:
+    def _end_connection(self, link: InstanceRouterLink) -> None:
         """What was not answered never will be."""
         link.close()
         self._calls.fail_all()
@@ -172,7 +172,7 @@ class Instance:
         self._commands.clear()
         self._outputs.begin_again()
 
-    def _dispatch(self, message: Message) -> None:
+    def _dispatch(self, message: FrameMessage) -> None:
         """Takes a message in the thread that has read it."""
         kind = message.type
         if kind in COMMANDS:

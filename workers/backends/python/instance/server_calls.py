@@ -7,9 +7,9 @@ import sys
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from slipstream.workers.backends.python.instance.model_calls import Call, ModelCalls
+from slipstream.workers.backends.python.instance.model_calls import OpenCall, OutgoingCalls
 from slipstream.workers.backends.python.instance.wire.frames import encode_head
-from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.router_link import InstanceRouterLink
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
 from slipstream.workers.backends.python.model_api.metrics import families_as_dicts
@@ -31,7 +31,7 @@ class CallResponses:
 
     __slots__ = ("_call", "_calls")
 
-    def __init__(self, calls: ModelCalls, call: Call) -> None:
+    def __init__(self, calls: OutgoingCalls, call: OpenCall) -> None:
         self._calls = calls
         self._call = call
 
@@ -49,8 +49,8 @@ class ServerCalls:
     def __init__(self, name: str, model_file: str) -> None:
         self._name = name
         self._model_dir = os.path.dirname(model_file)
-        self._link: RouterLink | None = None
-        self._calls: ModelCalls | None = None
+        self._link: InstanceRouterLink | None = None
+        self._calls: OutgoingCalls | None = None
         self._loops: dict[Any, LoopCalls] = {}
         self._changed: set[str] = set()
         self._metrics_lock = Lock()
@@ -58,7 +58,7 @@ class ServerCalls:
         self.defers_metrics = False
         self.parent_n: int | None = None
 
-    def connected(self, link: RouterLink, calls: ModelCalls) -> None:
+    def connected(self, link: InstanceRouterLink, calls: OutgoingCalls) -> None:
         self._link = link
         self._calls = calls
         self._loops = {}
@@ -132,7 +132,7 @@ class ServerCalls:
         if self._link is not None:
             self._link.poll()
 
-    def _usable(self) -> ModelCalls:
+    def _usable(self) -> OutgoingCalls:
         if not self.may_call_models or self._calls is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         return self._calls

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target
 from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.tensors.clients.http_client import MAX_KEPT, sequence_parameters
-from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferInput, InferTurn
+from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferTurn, TurnInput
 
 SERVICE = "/inference.GRPCInferenceService"
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -123,7 +123,7 @@ class GrpcInferClient:
             raise BenchError(f"{name}: {error.details()}") from None
 
 
-def add_input(message: Any, one: InferInput) -> None:
+def add_input(message: Any, one: TurnInput) -> None:
     tensor = message.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
     if one.place is None:
         message.raw_input_contents.append(one.data)

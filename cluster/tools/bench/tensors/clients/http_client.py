@@ -10,7 +10,7 @@ import orjson
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target
 from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.client.request_sender import RequestSender
-from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferInput, InferTurn, SequencePlace
+from slipstream.cluster.tools.bench.tensors.clients.infer_client import InferTurn, SequencePlace, TurnInput
 
 MAX_KEPT = 4096  # encoded requests that are kept, so that the client costs little
 
@@ -81,7 +81,7 @@ class HttpInferClient:
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
-def input_head(one: InferInput) -> dict[str, Any]:
+def input_head(one: TurnInput) -> dict[str, Any]:
     parameters: dict[str, Any] = {"binary_data_size": len(one.data)}
     if one.place is not None:
         parameters = {

@@ -18,7 +18,7 @@ class SharedPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class InferInput:
+class TurnInput:
     """`shape` has the batch dimension. `data` is in row-major order, little endian; each element of BYTES has its
     length before it. With a `place`, the server reads it from there."""
 
@@ -42,7 +42,7 @@ class SequencePlace:
 class InferTurn:
     """One request."""
 
-    inputs: Sequence[InferInput]
+    inputs: Sequence[TurnInput]
     sequence: SequencePlace | None = None
 
 

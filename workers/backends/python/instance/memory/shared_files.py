@@ -65,6 +65,13 @@ class SharedFiles:
         return file
 
 
+def lost_file(exception: BaseException) -> str:
+    """The key of the file that was not there, as it happens to that of a process that has just ended; else empty."""
+    if isinstance(exception, FileNotFoundError) and str(exception.filename).startswith(SHM):
+        return str(exception.filename).removeprefix(SHM)
+    return ""
+
+
 def copy_bytes(target: Any, data: Any) -> None:
     """Without holding the interpreter's lock while many bytes are copied."""
     source = data.reshape(-1).view(np.uint8) if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)

@@ -21,7 +21,7 @@ class ConnectionLostError(Exception):
     """The router is gone, or what it sent is no frame."""
 
 
-class Message:
+class FrameMessage:
     """A frame. `payload` may be written to, and lives as long as anything refers to it."""
 
     __slots__ = ("head", "payload", "type")
@@ -32,7 +32,7 @@ class Message:
         self.payload = payload
 
 
-class FrameReader:
+class RouterFrameReader:
     """Reads frames from a socket. What has arrived beyond the frame that is asked for stays in the buffer."""
 
     __slots__ = ("_buffer", "_end", "_large", "_num_large", "_socket", "_start", "_view")
@@ -46,7 +46,7 @@ class FrameReader:
         self._large: bytearray | None = None  # a frame without its prefix that is larger than the buffer
         self._num_large = 0  # bytes of it that are here
 
-    def read(self, flags: int = 0) -> Message | None:
+    def read(self, flags: int = 0) -> FrameMessage | None:
         """The next frame. With MSG_DONTWAIT: None if it has not arrived completely. Raises ConnectionLostError."""
         while True:
             message = self._next_message()
@@ -55,7 +55,7 @@ class FrameReader:
             if not self._receive(flags):
                 return None
 
-    def _next_message(self) -> Message | None:
+    def _next_message(self) -> FrameMessage | None:
         if self._large is not None:
             return self._finish_large()
         num_bytes = self._end - self._start
@@ -112,7 +112,7 @@ class FrameReader:
         self._num_large = PREFIX.size + len(here)
         self._start = self._end = 0
 
-    def _finish_large(self) -> Message | None:
+    def _finish_large(self) -> FrameMessage | None:
         frame = self._large
         assert frame is not None
         if self._num_large < len(frame):
@@ -128,10 +128,10 @@ class FrameReader:
         self._start, self._end = 0, num_bytes
 
 
-def parse(head: memoryview, payload: bytearray) -> Message:
+def parse(head: memoryview, payload: bytearray) -> FrameMessage:
     try:
         fields, _ = decode_head(str(head, "utf-8"))
-        return Message(fields, payload)
+        return FrameMessage(fields, payload)
     except (ValueError, KeyError, TypeError) as error:
         raise ConnectionLostError(f"a head that is no message: {error}") from error
 

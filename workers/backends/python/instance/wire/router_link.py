@@ -9,13 +9,13 @@ from typing import Any, Callable
 
 from slipstream.workers.backends.python.instance.wire.frames import (
     ConnectionLostError,
-    FrameReader,
-    Message,
+    FrameMessage,
+    RouterFrameReader,
     frame_parts,
 )
 
 
-class RouterLink:
+class InstanceRouterLink:
     """One connection. A thread that waits becomes the reader, unless another one is; the reader gives each message to
     `dispatch`, and when it has what it waited for, one of the others takes its place.
 
@@ -25,9 +25,9 @@ class RouterLink:
     So while nothing but the main thread waits, a message costs no change of threads.
     """
 
-    def __init__(self, connection: socket.socket, dispatch: Callable[[Message], None]) -> None:
+    def __init__(self, connection: socket.socket, dispatch: Callable[[FrameMessage], None]) -> None:
         self._socket = connection
-        self._frames = FrameReader(connection)
+        self._frames = RouterFrameReader(connection)
         self._dispatch = dispatch
         self._condition = Condition(Lock())
         self._is_reading = False

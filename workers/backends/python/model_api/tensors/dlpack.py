@@ -20,20 +20,20 @@ CPU, CUDA, CUDA_HOST = 1, 2, 3
 NAME, USED_NAME = b"dltensor", b"used_dltensor"
 
 
-class Device(ctypes.Structure):
+class DLDevice(ctypes.Structure):
     _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
 
 
-class DataType(ctypes.Structure):
+class DLDataType(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
 class DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("device", Device),
+        ("device", DLDevice),
         ("ndim", ctypes.c_int32),
-        ("dtype", DataType),
+        ("dtype", DLDataType),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
@@ -95,9 +95,9 @@ def lend(address: int, device: tuple[int, int], datatype: str, shape: list[int],
     managed = ManagedTensor()
     tensor = managed.dl_tensor
     tensor.data = address
-    tensor.device = Device(*device)
+    tensor.device = DLDevice(*device)
     tensor.ndim = len(shape)
-    tensor.dtype = DataType(*DLPACK_TYPES[datatype], 1)
+    tensor.dtype = DLDataType(*DLPACK_TYPES[datatype], 1)
     tensor.shape = ctypes.cast(dims, ctypes.POINTER(ctypes.c_int64))
     tensor.strides = None
     tensor.byte_offset = 0

@@ -10,6 +10,8 @@ An instance:
                   ^                                                                  |
                   +------------ DEAD (its restart has a time) <----------------------+        any -> STOPPING -> GONE
 
+    SERVING --there are to be fewer, or it moves--> LEAVING --its requests have ended--> STOPPING -> GONE, or STARTING
+
 The first instance completes the configuration for all; the others wait for that. It has no clock and no I/O: every call
 returns what is to be done.
 """
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slipstream.router.infer.restart_backoff import RestartBackoff
+from slipstream.router.infer.lives.restart_backoff import RestartBackoff
 from slipstream.router.tensors.model_spec import ModelPhase
 
 DEATHS_UNTIL_DOWN = 3  # of the instance that died least often, in a row
@@ -35,6 +37,7 @@ class InstancePhase(Enum):
     INITIALIZING = "initializing"
     WARMING = "warming"
     SERVING = "serving"
+    LEAVING = "leaving"
     DEAD = "dead"
     STOPPING = "stopping"
     GONE = "gone"
@@ -49,6 +52,7 @@ class Do(Enum):
     INITIALIZE = "initialize"
     WARM = "warm"
     SERVE = "serve"
+    DRAIN = "drain"  # it gets no new requests, but those that its sequences need; `emptied` follows
     RETIRE = "retire"  # it gets no more requests
     STOP = "stop"
     LOADED = "loaded"
@@ -77,6 +81,8 @@ class InstanceLife:
     phase: InstancePhase = InstancePhase.PLANNED
     is_initialized: bool = False  # its process said so when it connected
     num_hosts_lost: int = 0  # before it has served
+    is_unwanted: bool = False  # there are to be fewer: it is forgotten once its process is gone
+    is_moving: bool = False  # it starts anew, perhaps elsewhere, once its process is gone
     restart_s: float | None = None
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
 
@@ -125,6 +131,11 @@ class VersionLife:
         times = [instance.restart_s for instance in self._instances.values() if instance.restart_s is not None]
         return min(times, default=None)
 
+    @property
+    def is_changing(self) -> bool:
+        """An instance that is wanted does not serve, or one is left that is not."""
+        return self.num_serving < len(self._instances)
+
     def begin(self) -> list[Action]:
         if not self._instances:  # a model whose backend needs none
             return self._loaded()
@@ -148,6 +159,8 @@ class VersionLife:
     def disconnected(self, name: str) -> list[Action]:
         """The connection of an instance is lost; its process may connect again, or end."""
         instance = self._instances[name]
+        if instance.phase is InstancePhase.LEAVING:
+            return self._emptied(instance)
         was_serving = instance.phase is InstancePhase.SERVING
         if instance.phase is not InstancePhase.STOPPING:
             instance.phase = InstancePhase.STARTING
@@ -171,6 +184,37 @@ class VersionLife:
         instance = self._instances[name]
         return self._serve(instance, now) if instance.phase is InstancePhase.WARMING else []
 
+    def resize(self, names: Sequence[str]) -> list[Action]:
+        """These are its instances from now on. Those that are no more among them end their requests first."""
+        if self.phase is not ModelPhase.READY:
+            return []
+        actions = []
+        for name in names:
+            instance = self._instances.get(name)
+            if instance is None:
+                instance = self._instances[name] = InstanceLife(name)
+                actions.append(self._start(instance))
+            elif instance.is_unwanted:
+                instance.is_unwanted, instance.is_moving = False, True
+        for instance in list(self._instances.values()):
+            if instance.name not in names and not instance.is_unwanted:
+                instance.is_unwanted, instance.is_moving = True, False
+                actions += self._let_go(instance)
+        return actions
+
+    def move(self, name: str) -> list[Action]:
+        """One that serves is to start anew on another host, once its requests have ended."""
+        instance = self._instances[name]
+        if self.phase is not ModelPhase.READY or instance.phase is not InstancePhase.SERVING:
+            return []
+        instance.is_moving = True
+        return self._let_go(instance)
+
+    def emptied(self, name: str) -> list[Action]:
+        """The requests have ended of an instance that leaves."""
+        instance = self._instances.get(name)
+        return self._emptied(instance) if instance is not None and instance.phase is InstancePhase.LEAVING else []
+
     def given_up(self, reason: str) -> list[Action]:
         """The load has failed, perhaps before it has begun."""
         return self._fail(reason) if self.phase is ModelPhase.LOADING else []
@@ -180,7 +224,7 @@ class VersionLife:
         if self.phase is ModelPhase.LOADING:
             return self._fail(reason)
         instance = self._instances[name]
-        settled = (InstancePhase.SERVING, InstancePhase.STOPPING)
+        settled = (InstancePhase.SERVING, InstancePhase.LEAVING, InstancePhase.STOPPING)
         if self._has_use and instance.has_process and instance.phase not in settled:
             instance.phase = InstancePhase.STOPPING
             return [Action(Do.STOP, name)]  # and it will be started again
@@ -189,7 +233,14 @@ class VersionLife:
     def ended(self, name: str, end: ProcessEnd, now: float) -> list[Action]:
         """The process of an instance is gone."""
         instance = self._instances[name]
-        actions = [Action(Do.RETIRE, name)] if instance.phase is InstancePhase.SERVING else []
+        had_requests = instance.phase in (InstancePhase.SERVING, InstancePhase.LEAVING)
+        actions = [Action(Do.RETIRE, name)] if had_requests else []
+        if self._has_use and instance.is_unwanted:
+            del self._instances[name]
+            return actions
+        if self._has_use and instance.is_moving:
+            instance.is_moving = False
+            return [*actions, self._start(instance)]
         if end.is_host_lost and self._starts_elsewhere(instance):
             return [*actions, self._start(instance)]
         if self._has_use:
@@ -220,6 +271,22 @@ class VersionLife:
     def drained(self) -> list[Action]:
         self._is_draining = False
         return self._stop_all() if self.phase is ModelPhase.UNLOADING else []
+
+    def _let_go(self, instance: InstanceLife) -> list[Action]:
+        if instance.phase is InstancePhase.SERVING:
+            instance.phase = InstancePhase.LEAVING
+            return [Action(Do.DRAIN, instance.name)]
+        if not instance.has_process:
+            del self._instances[instance.name]
+            return []
+        if instance.phase in (InstancePhase.LEAVING, InstancePhase.STOPPING):
+            return []
+        instance.phase = InstancePhase.STOPPING
+        return [Action(Do.STOP, instance.name)]
+
+    def _emptied(self, instance: InstanceLife) -> list[Action]:
+        instance.phase = InstancePhase.STOPPING
+        return [Action(Do.RETIRE, instance.name), Action(Do.STOP, instance.name)]
 
     def _starts_elsewhere(self, instance: InstanceLife) -> bool:
         """Its host was lost: whether the next one is to start it."""
@@ -259,7 +326,7 @@ class VersionLife:
         for instance in self._instances.values():
             if instance.phase is InstancePhase.DEAD:
                 instance.phase, instance.restart_s = InstancePhase.GONE, None
-            if instance.phase is InstancePhase.SERVING:
+            if instance.phase in (InstancePhase.SERVING, InstancePhase.LEAVING):
                 actions.append(Action(Do.RETIRE, instance.name))
             if instance.has_process and instance.phase is not InstancePhase.STOPPING:
                 instance.phase = InstancePhase.STOPPING
