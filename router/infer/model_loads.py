@@ -74,7 +74,6 @@ class ModelLoads:
         self._named: set[str] = set()  # models that were loaded by their own name, not only for an ensemble
         self._with_own_config: set[str] = set()  # by the load that was asked for, not by the repository
         self._ensembles = KnownEnsembles()
-        self.num_loading = 0
         self.running: set[ServedVersion] = set()
         self.failures: dict[str, str] = {}
 
@@ -115,7 +114,6 @@ class ModelLoads:
         self, loads: LoadPass, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None
     ) -> None:
         """Raises RepositoryError, InferError."""
-        self.num_loading += 1
         try:
             async with self._lock(model):
                 if model not in loads.ended:
@@ -124,8 +122,6 @@ class ModelLoads:
         except (RepositoryError, InferError) as error:
             loads.ended[model] = error
             self.failures[model] = cause_of(model, error)
-        finally:
-            self.num_loading -= 1
         failure = loads.ended[model]
         if failure is not None:
             raise failure
@@ -222,7 +218,6 @@ class ModelLoads:
         changed = list(loads.changed)
         while changed:
             for ensemble in self._ensembles.of(changed.pop()):
-                self.num_loading += 1
                 try:
                     async with self._lock(ensemble):
                         if ensemble in loads.ended or ensemble not in self._ensembles:
@@ -232,8 +227,6 @@ class ModelLoads:
                 except InferError as error:
                     loads.ended[ensemble] = error
                     log.warning("%s", error.message.rstrip())
-                finally:
-                    self.num_loading -= 1
                 changed.append(ensemble)
 
     async def _load_draft(self, loads: LoadPass, draft: ModelDraft) -> None:

@@ -167,12 +167,11 @@ class RepositoryService:
         self._is_leaving = True
 
     def is_server_ready(self) -> bool:
-        models = self._service.models.values()
-        if self._is_leaving or self._is_starting or self._loads.num_loading:
+        if self._is_leaving or self._is_starting:
             return False
-        if any(versions.is_loading for versions in models):
-            return False
-        return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
+        if not self._config.strict_readiness:
+            return True
+        return not any(versions.is_loading or versions.has_failed for versions in self._service.models.values())
 
     @property
     def failures(self) -> Mapping[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_repository.config.backends import complete_backend
@@ -27,4 +29,6 @@ def _config_of(folder: ModelFolder, options: ReadOptions) -> ModelConfig:
     path = folder.config_file(options.config_name)
     if options.auto_complete and not path.exists():
         return ModelConfig()
+    if path.exists() and not path.is_file():  # reading a pipe would not end
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     return parse_text(path.read_text(encoding="utf-8"))

@@ -110,7 +110,8 @@ class RepositoryControl(Protocol):
     """The repository extension. All methods run on the router's event loop. All raise InferError."""
 
     def is_server_ready(self) -> bool:
-        """No load is pending, the server does not end and, with strict readiness, no model has failed."""
+        """The models of the start have been tried, the server does not end and, with strict readiness, no version is
+        loaded for the first time, and none has failed. While a version is loaded again the one before serves."""
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]: ...
 

@@ -314,6 +314,30 @@ async def test_a_model_that_fails_at_the_start_makes_the_server_unready(tmp_path
         assert "RuntimeError: broken" in entry.reason
 
 
+@in_loop
+async def test_readiness_while_models_load(tmp_path: Path) -> None:
+    slow = "import time" + chr(10) + "time.sleep(0.5)" + chr(10) + DOUBLE
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}) as lab:
+        lab.write("double", PLAIN, slow)
+        reload = asyncio.create_task(lab.repository.load("double"))
+        await until(lambda: lab.port.ledger.num_launches == 2)
+        assert lab.repository.is_server_ready()  # the version before serves
+        await reload
+        lab.write("more", PLAIN, slow)
+        load = asyncio.create_task(lab.repository.load("more"))
+        await until(lambda: IndexEntry("more", "1", ModelPhase.LOADING) in lab.repository.index())
+        assert not lab.repository.is_server_ready()
+        await load
+        assert lab.repository.is_server_ready()
+
+
+@in_loop
+async def test_without_strict_readiness_a_server_is_ready_once_it_has_started(tmp_path: Path) -> None:
+    models = {"broken": (PLAIN, "raise RuntimeError('broken')")}
+    async with repository_lab(tmp_path, models, exit_on_error=False, strict_readiness=False) as lab:
+        assert lab.repository.is_server_ready()
+
+
 def shown_models(lab: RepositoryLab) -> list[tuple[str, str, str, str]]:
     """Name, version, state and reason of all models, as the status shows them."""
     repository = lab.repository

@@ -45,6 +45,15 @@ def test_links_that_lead_in_a_circle_keep_no_model_from_being_read(tmp_path: Pat
     assert repository.stamps() == before
 
 
+def test_a_configuration_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "M")
+    (tmp_path / "M" / "config.pbtxt").unlink()
+    os.mkfifo(tmp_path / "M" / "config.pbtxt")
+    with pytest.raises(RepositoryError) as raised:
+        ModelRepository([tmp_path]).read("M")
+    assert "it is no file" in raised.value.cause
+
+
 @pytest.mark.parametrize("name", ["..", "../M", "a/b", "a\0"])
 def test_a_name_cannot_leave_the_repository(tmp_path: Path, name: str) -> None:
     write_model(tmp_path, "M")
