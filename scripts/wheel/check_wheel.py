@@ -22,6 +22,8 @@ NATIVE = tuple(
 NAME = re.compile(r"slipstream-[\w.]+-py3-none-(any|(manylinux_\d+_\d+|linux)_x86_64)\.whl")
 MAX_BYTES = 20 << 20
 
+DATA_SUFFIXES = frozenset({".yaml", ".json", ".pbtxt", ".py", ".txt"})  # of files in configs
+
 
 def modules() -> set[str]:
     """As they are called in a wheel."""
@@ -33,7 +35,7 @@ def data() -> set[str]:
     configs = [
         path
         for path in (ROOT / "configs").rglob("*.*")
-        if "k8s" not in path.parts and path.suffix in (".yaml", ".json", ".pbtxt", ".py")
+        if "k8s" not in path.parts and (path.suffix in DATA_SUFFIXES or path.name == ".gitkeep")
     ]
     model = [path for path in (ROOT / "models" / "slipstream-demo").iterdir() if path.is_file()]
     return {f"slipstream/{path.relative_to(ROOT)}" for path in (*configs, *model)} | {"slipstream/py.typed"}

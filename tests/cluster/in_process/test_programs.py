@@ -112,8 +112,8 @@ sys.stdin.readline()
 def test_ctrl_c_ends_the_wait_for_a_response_and_the_models_of_a_killed_program_end(tmp_path: Path) -> None:
     code = """
 responses = model.infer(inputs={"COUNT": numpy.array([3], dtype=numpy.int32), "GATE": [GATE]})
-print(next(responses).final, next(responses).final, flush=True)
 try:
+    print(next(responses).final, next(responses).final, flush=True)
     next(responses)
 except KeyboardInterrupt:
     responses.cancel()
