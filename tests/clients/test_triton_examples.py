@@ -103,10 +103,10 @@ def test_a_language_model_takes_and_gives_text_as_the_other_api_does(examples: E
 
 
 def test_a_language_model_streams_text(examples: Examples) -> None:
-    body = {"text_input": PROMPT, "stream": True, "parameters": {"temperature": 0, "max_tokens": 12}}
+    body = {"text_input": PROMPT, "stream": True, "parameters": {"temperature": 0, "max_tokens": 200}}
     events = streamed(f"{examples.url}/v2/models/chat_llm/generate_stream", body)
-    assert "".join(event["text_output"] for event in events) == completion(examples, PROMPT)
-    assert len(events) > 3
+    assert "".join(event["text_output"] for event in events) == completion(examples, PROMPT, max_tokens=200)
+    assert len(events) > 1  # tokens that come at the same time share one
 
 
 def test_max_tokens_of_the_configuration_is_the_default_of_requests(examples: Examples) -> None:
