@@ -84,7 +84,7 @@ class RerankEndpoint(EndpointConfig):
 @dataclass(frozen=True, slots=True)
 class ImagesEndpoint(EndpointConfig):
     """A prompt to images. `sizes` are those that clients may ask for (`512x512`), the first is the default; none: the
-    model is not told a size."""
+    model gets no size."""
 
     output: str = ""
     sizes: tuple[str, ...] = ()

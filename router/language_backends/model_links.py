@@ -45,7 +45,7 @@ class ModelDirectories(Protocol):
 
 class ModelLinks:
     """`named` are the models of the cluster, or their paths, that the deployment sets for models of the repository.
-    `wanted` is told of each model that is in use."""
+    `wanted` has each model that is in use."""
 
     def __init__(
         self,

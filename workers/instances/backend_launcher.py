@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipstream.router.instances.messages import StartInstance
 from slipstream.workers.backends.hosting.launch import backend_command
-from slipstream.workers.backends.python.launch import InstanceLaunch
+from slipstream.workers.instances.instance_launch import instance_launch
 from slipstream.workers.instances.launch_command import InstanceContact, LaunchCommand, Launcher
 
 PYTHON = "python"
@@ -27,25 +27,13 @@ class BackendLauncher:
             return self._python(start, contact)
         if Path(start.backend_file).name == PYTHON_BACKEND:
             return self._python(replace(start, model_file=start.backend_file), contact)
-        launch = InstanceLaunch(
-            contact.launch,
-            contact.secret,
-            contact.address,
-            contact.memory_id,
-            start.name,
-            start.version,
-            Path(start.folder),
-            Path(start.version_folder) / start.model_file,
-            start.parameters,
-            start.environment,
-            {
-                "name": start.backend,
-                "file": start.backend_file,
-                "version_folder": start.version_folder,
-                "kind": KINDS[start.kind],
-                "device": start.device,
-                "settings": dict(start.settings),
-            },
-        )
-        command = backend_command(launch)
+        backend = {
+            "name": start.backend,
+            "file": start.backend_file,
+            "version_folder": start.version_folder,
+            "kind": KINDS[start.kind],
+            "device": start.device,
+            "settings": dict(start.settings),
+        }
+        command = backend_command(instance_launch(start, contact, backend))
         return LaunchCommand(list(command.argv), command.env)

@@ -7,7 +7,8 @@ from pathlib import Path
 from slipstream.router.instances.messages import StartInstance
 from slipstream.router.process.cache_folder import cache_folder
 from slipstream.workers.backends.python.execution_environment import ExecutionEnvironmentError
-from slipstream.workers.backends.python.launch import InstanceLaunch, launch_command
+from slipstream.workers.backends.python.launch import launch_command
+from slipstream.workers.instances.instance_launch import instance_launch
 from slipstream.workers.instances.launch_command import InstanceContact, LaunchCommand
 
 
@@ -23,18 +24,7 @@ class PythonLauncher:
         cache = self._cache or cache_folder()
         if cache is None:
             raise ValueError("there is no folder for Python environments: this user has no home")
-        launch = InstanceLaunch(
-            contact.launch,
-            contact.secret,
-            contact.address,
-            contact.memory_id,
-            start.name,
-            start.version,
-            Path(start.folder),
-            Path(start.version_folder) / start.model_file,
-            start.parameters,
-            start.environment,
-        )
+        launch = instance_launch(start, contact, {})
         try:
             command = launch_command(launch, cache / "python_environments", python=self._python)
         except ExecutionEnvironmentError as error:

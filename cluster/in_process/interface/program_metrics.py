@@ -34,7 +34,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One of a family's metrics, told apart by its labels. It is reported as long as the program keeps it."""
+    """One of a family's metrics, known by its labels. It is reported as long as the program keeps it."""
 
     def __init__(self, family: MetricFamily, labels: Mapping[str, str] | None = None) -> None:
         self._family = family

@@ -55,7 +55,7 @@ class InstanceGroups:
         await self.change(scaled(self._groups, count), resize)
 
     async def change(self, groups: tuple[InstanceGroup, ...], resize: Callable[[Sequence[str]], None]) -> None:
-        """`resize` is told the names of the instances that there are to be. Returns once those that are new serve.
+        """`resize` takes the names of the instances that there are to be. Returns once those that are new serve.
         Raises LoadError; then it is as before."""
         async with self._lock:
             before, plan = (self._groups, self.plan), plan_of(groups)
