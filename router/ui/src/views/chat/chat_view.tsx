@@ -1,0 +1,3 @@
+export function ChatView(_: { item: string }) {
+  return <h2>Chat</h2>;
+}

@@ -1,0 +1,3 @@
+export function PlaygroundView(_: { item: string }) {
+  return <h2>Playground</h2>;
+}

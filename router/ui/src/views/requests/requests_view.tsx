@@ -1,0 +1,3 @@
+export function RequestsView(_: { item: string }) {
+  return <h2>Requests</h2>;
+}
