@@ -27,6 +27,7 @@ export function urlOf(path: string): string {
 
 export interface Asked {
   method?: "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
+  /** Sent as JSON; bytes are sent as they are. */
   body?: unknown;
   headers?: Record<string, string>;
   abort?: AbortSignal;
@@ -42,7 +43,7 @@ export async function send(path: string, asked: Asked = {}): Promise<Response> {
     response = await fetch(urlOf(path), {
       method: asked.method ?? "GET",
       headers,
-      body: asked.body === undefined ? undefined : JSON.stringify(asked.body),
+      body: bodyOf(asked.body),
       signal: asked.abort,
       credentials: "omit",
     });
@@ -52,6 +53,11 @@ export async function send(path: string, asked: Asked = {}): Promise<Response> {
   }
   if (response.ok) return response;
   throw await errorOf(response);
+}
+
+function bodyOf(body: unknown): BodyInit | undefined {
+  if (body === undefined) return undefined;
+  return body instanceof Uint8Array ? (body as Uint8Array<ArrayBuffer>) : JSON.stringify(body);
 }
 
 export async function getJson<T>(path: string, abort?: AbortSignal): Promise<T> {
