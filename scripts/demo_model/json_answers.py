@@ -6,17 +6,17 @@ import json
 import random
 from typing import Any
 
-from scripts.demo_model.words import ANIMALS, CITIES, COLORS, DAYS, FRUITS, JOBS, NAMES, THINGS
+from scripts.demo_model.words import WORDS
 
 LISTS = {
-    "colors": COLORS,
-    "fruits": FRUITS,
-    "animals": ANIMALS,
-    "cities": CITIES,
-    "names": NAMES,
-    "days": DAYS,
-    "things": THINGS,
-    "jobs": JOBS,
+    "colors": WORDS["colors"],
+    "fruits": WORDS["fruits"],
+    "animals": WORDS["animals"],
+    "cities": WORDS["cities"],
+    "names": WORDS["names"],
+    "days": WORDS["days"],
+    "things": WORDS["things"],
+    "jobs": WORDS["jobs"],
 }
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 # Sentences, and the keys that may be asked for; a value may stand in several forms.
@@ -62,19 +62,19 @@ def json_turn(rng: random.Random) -> tuple[str, str]:
 
 
 def drawn(rng: random.Random) -> dict[str, Any]:
-    name, friend = rng.sample(NAMES, 2)
-    origin, destination = rng.sample(CITIES, 2)
+    name, friend = rng.sample(WORDS["names"], 2)
+    origin, destination = rng.sample(WORDS["cities"], 2)
     return {
         "name": name,
         "friend": friend,
         "age": rng.randint(5, 95),
-        "city": rng.choice(CITIES),
-        "job": rng.choice(JOBS),
+        "city": rng.choice(WORDS["cities"]),
+        "job": rng.choice(WORDS["jobs"]),
         "count": rng.randint(2, 20),
-        "item": rng.choice(THINGS),
+        "item": rng.choice(WORDS["things"]),
         "price": rng.randint(1, 200),
-        "color": rng.choice(COLORS),
-        "day": rng.choice(DAYS),
+        "color": rng.choice(WORDS["colors"]),
+        "day": rng.choice(WORDS["days"]),
         "origin": origin,
         "destination": destination,
     }

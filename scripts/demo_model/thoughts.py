@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from scripts.demo_model.words import FRUITS, NAMES, THINGS
+from scripts.demo_model.words import WORDS
 from scripts.demo_model.written_functions import written_function
 
 
@@ -25,8 +25,10 @@ def added(rng: random.Random) -> ThoughtfulTurn:
 def sum_thought(a: int, b: int) -> str:
     if a < 10 or b < 10:
         return f"{a} + {b} is {a + b}."
-    tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
-    return f"The tens: {a // 10 * 10} + {b // 10 * 10} = {tens}. The ones: {a % 10} + {b % 10} = {ones}. Together: {tens} + {ones} = {a + b}."
+    high_a, high_b = a // 10 * 10, b // 10 * 10
+    tens, ones = high_a + high_b, a % 10 + b % 10
+    parts = f"The tens: {high_a} + {high_b} = {tens}. The ones: {a % 10} + {b % 10} = {ones}."
+    return f"{parts} Together: {tens} + {ones} = {a + b}."
 
 
 def subtracted(rng: random.Random) -> ThoughtfulTurn:
@@ -62,8 +64,8 @@ def parity(rng: random.Random) -> ThoughtfulTurn:
 
 
 def counted(rng: random.Random) -> ThoughtfulTurn:
-    name = rng.choice(NAMES)
-    thing = rng.choice((*FRUITS, *THINGS)) + "s"
+    name = rng.choice(WORDS["names"])
+    thing = rng.choice((*WORDS["fruits"], *WORDS["things"])) + "s"
     first, more = rng.randint(2, 20), rng.randint(1, 10)
     if rng.random() < 0.5 and first > more:
         question = f"{name} has {first} {thing} and gives {more} away. How many are left?"

@@ -50,7 +50,9 @@ CHAT_TEMPLATE = """\
 {{- '<|end|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}
-{%- if enable_thinking or reasoning_effort in ['low', 'medium', 'high', 'xhigh', 'max'] -%}{{- '<think>' -}}{%- endif -%}
+{%- if enable_thinking or reasoning_effort in ['low', 'medium', 'high', 'xhigh', 'max'] -%}
+{{- '<think>' -}}
+{%- endif -%}
 {%- endif -%}
 """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.demo_model.tokenizer import ASSISTANT, BOS, END, SYSTEM, TOOL, TOOL_CALL, USER
-from scripts.demo_model.words import CITIES, COLORS, DAYS, FILES, LANGUAGES, NAMES, THINGS, TOPICS
+from scripts.demo_model.words import WORDS
 
 Json = dict[str, Any]
 
@@ -36,14 +36,26 @@ def one_of(*words: str) -> Value:
 
 
 # Of each: names, description, arguments, questions, result, answers. `{x}` is an argument or a field of the result.
-CITY, DAYS_AHEAD, FILE, PERSON = text_of(CITIES), number_of(1, 9), text_of(FILES), text_of(NAMES)
+CITY, DAYS_AHEAD, FILE, PERSON = (
+    text_of(WORDS["cities"]),
+    number_of(1, 9),
+    text_of(WORDS["files"]),
+    text_of(WORDS["names"]),
+)
 KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, Value], list[str]], ...] = (
     (
         ["weather", "get_weather", "get_current_weather", "weather_now", "lookup_weather"],
         ["The weather of a city.", "Get the current weather in a city.", "Returns the weather."],
         {"city": CITY},
-        ["What is the weather in {city}?", "How is the weather in {city}?", "What's the weather like in {city}?",
-         "Weather in {city}", "Is it cold in {city}?", "Will it rain in {city}?", "Tell me the weather in {city}."],
+        [
+            "What is the weather in {city}?",
+            "How is the weather in {city}?",
+            "What's the weather like in {city}?",
+            "Weather in {city}",
+            "Is it cold in {city}?",
+            "Will it rain in {city}?",
+            "Tell me the weather in {city}.",
+        ],
         {"temperature": number_of(-9, 38), "sky": one_of("sunny", "cloudy", "rainy", "foggy", "clear")},
         ["In {city} it is {sky}, with {temperature} degrees.", "It is {sky} in {city}, at {temperature} degrees."],
     ),
@@ -51,8 +63,12 @@ KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, 
         ["forecast", "weather", "get_forecast", "weather_forecast"],
         ["The weather of a city for some days.", "Get the forecast for a city."],
         {"city": CITY, "days": DAYS_AHEAD},
-        ["What is the weather in {city} for the next {days} days?", "Give me the forecast for {city} for {days} days.",
-         "How will the weather be in {city} in the next {days} days?", "Forecast for {city}, {days} days, please."],
+        [
+            "What is the weather in {city} for the next {days} days?",
+            "Give me the forecast for {city} for {days} days.",
+            "How will the weather be in {city} in the next {days} days?",
+            "Forecast for {city}, {days} days, please.",
+        ],
         {"sky": one_of("sun", "rain", "clouds", "snow", "wind")},
         ["{city} has {sky} for the next {days} days.", "Expect {sky} in {city} for {days} days."],
     ),
@@ -60,8 +76,11 @@ KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, 
         ["get_temperature", "temperature", "current_temperature"],
         ["The temperature in a city.", "Returns the temperature."],
         {"city": CITY, "unit": one_of("celsius", "fahrenheit")},
-        ["What is the temperature in {city} in {unit}?", "How warm is it in {city}, in {unit}?",
-         "Tell me the temperature of {city} in {unit}."],
+        [
+            "What is the temperature in {city} in {unit}?",
+            "How warm is it in {city}, in {unit}?",
+            "Tell me the temperature of {city} in {unit}.",
+        ],
         {"temperature": number_of(-9, 99)},
         ["It is {temperature} degrees {unit} in {city}.", "{city} has {temperature} degrees {unit}."],
     ),
@@ -100,7 +119,7 @@ KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, 
     (
         ["search", "web_search", "search_web", "find"],
         ["Searches the web.", "Search for a text."],
-        {"query": text_of(TOPICS)},
+        {"query": text_of(WORDS["topics"])},
         ["Search for {query}.", "Find something about {query}.", "Look up {query}.", "Search the web for {query}."],
         {"title": one_of("A short guide", "First steps", "All you need to know", "Questions and answers")},
         ["I found a page about {query}: {title}.", "The first result is: {title}."],
@@ -108,17 +127,23 @@ KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, 
     (
         ["send_message", "send_mail", "message", "send_email"],
         ["Sends a message to a person.", "Send a text to somebody."],
-        {"to": PERSON, "text": text_of(["hello", "see you soon", "I am late", "happy birthday", "good luck", "call me"])},
-        ["Send {to} a message: {text}", "Tell {to}: {text}", "Write to {to}: {text}", "Message {to} \"{text}\"."],
+        {
+            "to": PERSON,
+            "text": text_of(["hello", "see you soon", "I am late", "happy birthday", "good luck", "call me"]),
+        },
+        ["Send {to} a message: {text}", "Tell {to}: {text}", "Write to {to}: {text}", 'Message {to} "{text}".'],
         {"status": one_of("sent")},
         ["I sent the message to {to}.", "{to} has got your message."],
     ),
     (
         ["book_table", "reserve_table", "reserve"],
         ["Books a table in a restaurant.", "Reserve a table."],
-        {"city": CITY, "people": number_of(1, 9), "day": text_of(DAYS)},
-        ["Book a table in {city} for {people} people on {day}.", "I need a table for {people} in {city} on {day}.",
-         "Reserve a table in {city} on {day} for {people} people."],
+        {"city": CITY, "people": number_of(1, 9), "day": text_of(WORDS["days"])},
+        [
+            "Book a table in {city} for {people} people on {day}.",
+            "I need a table for {people} in {city} on {day}.",
+            "Reserve a table in {city} on {day} for {people} people.",
+        ],
         {"status": one_of("booked", "full")},
         ["The table for {people} in {city} on {day}: {status}.", "{day} in {city}: {status}."],
     ),
@@ -126,25 +151,33 @@ KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, 
         ["book_flight", "find_flights", "search_flights", "flight"],
         ["Finds flights between two cities.", "Search for a flight."],
         {"origin": CITY, "destination": CITY},
-        ["Find a flight from {origin} to {destination}.", "I want to fly from {origin} to {destination}.",
-         "Are there flights from {origin} to {destination}?"],
+        [
+            "Find a flight from {origin} to {destination}.",
+            "I want to fly from {origin} to {destination}.",
+            "Are there flights from {origin} to {destination}?",
+        ],
         {"price": number_of(40, 900)},
         ["There is a flight from {origin} to {destination} for {price} euros."],
     ),
     (
         ["translate", "translate_text"],
         ["Translates a text.", "Translate a text into a language."],
-        {"text": text_of(["good morning", "thank you", "hello", "goodbye", "where is the station"]),
-         "language": text_of(LANGUAGES)},
-        ["Translate \"{text}\" into {language}.", "How do I say \"{text}\" in {language}?",
-         "What is \"{text}\" in {language}?"],
+        {
+            "text": text_of(["good morning", "thank you", "hello", "goodbye", "where is the station"]),
+            "language": text_of(WORDS["languages"]),
+        },
+        [
+            'Translate "{text}" into {language}.',
+            'How do I say "{text}" in {language}?',
+            'What is "{text}" in {language}?',
+        ],
         {"translation": one_of("bonjour", "danke", "ciao", "hola", "efcharisto")},
         ["In {language} it is: {translation}."],
     ),
     (
         ["get_price", "price", "lookup_price"],
         ["The price of a thing.", "Returns the price."],
-        {"item": text_of(THINGS)},
+        {"item": text_of(WORDS["things"])},
         ["What does a {item} cost?", "How much is a {item}?", "What is the price of a {item}?"],
         {"price": number_of(1, 300)},
         ["A {item} costs {price} euros."],
@@ -152,7 +185,7 @@ KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, 
     (
         ["set_light", "light", "set_lamp"],
         ["Sets the light of a room.", "Change the light."],
-        {"room": one_of("kitchen", "bedroom", "office", "hall"), "color": text_of(COLORS)},
+        {"room": one_of("kitchen", "bedroom", "office", "hall"), "color": text_of(WORDS["colors"])},
         ["Make the light in the {room} {color}.", "Set the {room} to {color}.", "I want {color} light in the {room}."],
         {"status": one_of("done")},
         ["The light in the {room} is {color} now."],
@@ -170,10 +203,10 @@ KINDS: tuple[tuple[list[str], list[str], dict[str, Value], list[str], dict[str, 
         ["Looks up a person.", "Get the data of a user."],
         {"name": PERSON},
         ["Who is {name}?", "Look up {name}.", "What do you know about {name}?", "Find {name}."],
-        {"city": one_of(*CITIES[:12]), "age": number_of(18, 90)},
+        {"city": one_of(*WORDS["cities"][:12]), "age": number_of(18, 90)},
         ["{name} is {age} years old and lives in {city}."],
     ),
-)  # fmt: skip
+)
 QUESTIONS_WITHOUT_TOOL = ("Hello", "Thanks", "Thank you!", "How are you?", "Who are you?", "Good morning")
 ANSWERS_WITHOUT_TOOL = {
     "Hello": "Hello! What shall I look up?",
