@@ -28,7 +28,9 @@ const SHORTEST_S = 1e-6;
 
 /** A stage that has not ended goes on to the latest moment that the record knows. */
 export function layoutOf(record: Explanation): TimelineLayout {
-  const known = record.attempts.flatMap((attempt) => attempt.stages.flatMap((stage) => [stage.begin_s, stage.end_s ?? 0]));
+  const known = record.attempts.flatMap((attempt) =>
+    attempt.stages.flatMap((stage) => [stage.begin_s, stage.end_s ?? 0]),
+  );
   const totalS = Math.max(record.total_s ?? 0, SHORTEST_S, ...known);
   const rows = [ROUTER];
   const bars: Bar[] = [];
