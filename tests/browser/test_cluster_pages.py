@@ -59,9 +59,9 @@ def open_page(browser: Browser, cluster: ServingCluster, watches: list[PageWatch
         opened: list[tuple[Page, PageWatch]] = []
 
         def open_page(place: str, scheme: str = "light") -> Page:
-            page, watch = stack.enter_context(watched_page(browser, cluster.url, scheme=scheme))
+            page, watch = stack.enter_context(watched_page(browser, cluster.base_url, scheme=scheme))
             opened.append((page, watch))
-            page.goto(f"{cluster.url}/ui/#/{place}")
+            page.goto(f"{cluster.base_url}/ui/#/{place}")
             return page
 
         yield open_page
@@ -165,4 +165,4 @@ def test_models_are_loaded_and_unloaded_by_click(open_page: OpenPage) -> None:
     answer_of(page)
     page.get_by_role("button", name="Unload").click()
     page.get_by_role("button", name="Load", exact=True).wait_for()
-    page.get_by_text("unloaded", exact=True).wait_for()
+    page.get_by_text("Version 1: unloaded").wait_for()
