@@ -351,6 +351,7 @@ class RouterConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     batches: BatchesConfig = field(default_factory=BatchesConfig)
     background: BackgroundConfig = field(default_factory=BackgroundConfig)
+    extensions: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # settings by the name of a class
 
     def __post_init__(self) -> None:
         if not self.worker_host:

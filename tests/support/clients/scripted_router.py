@@ -137,7 +137,9 @@ def _wait_until_ready(site: ScriptedSite, names: list[str], folder: Path, header
     waiting = list(names)
     while waiting and time.monotonic() < end and all(worker.poll() is None for worker in site.workers):
         body = json.dumps({"model": waiting[0], "prompt": "x", "max_tokens": 1}).encode()
-        request = urllib.request.Request(f"{site.api}/completions", body, {"Content-Type": "application/json", **headers})
+        request = urllib.request.Request(
+            f"{site.api}/completions", body, {"Content-Type": "application/json", **headers}
+        )
         try:
             with urllib.request.urlopen(request, timeout=10):
                 waiting.pop(0)
