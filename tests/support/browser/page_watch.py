@@ -1,4 +1,4 @@
-"""What a page does beside what it shows: errors, requests to others, and what its Content-Security-Policy has stopped."""
+"""What a page does beside what it shows: errors, requests to other hosts, and what its policy has stopped."""
 
 from __future__ import annotations
 

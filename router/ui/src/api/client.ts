@@ -69,11 +69,6 @@ function bodyOf(body: unknown): BodyInit | undefined {
   return body instanceof Uint8Array ? (body as Uint8Array<ArrayBuffer>) : JSON.stringify(body);
 }
 
-function bodyOf(body: unknown): BodyInit | undefined {
-  if (body === undefined) return undefined;
-  return body instanceof Uint8Array ? (body as Uint8Array<ArrayBuffer>) : JSON.stringify(body);
-}
-
 export async function getJson<T>(path: string, abort?: AbortSignal): Promise<T> {
   return (await send(path, { abort })).json() as Promise<T>;
 }

@@ -64,7 +64,7 @@ function Responses({ answer }: { answer: Answer }) {
   return (
     <details>
       <summary>{answer.responses.length} responses as they came</summary>
-      <div class="playground-scroll">
+      <div class="wide">
         <table>
           <thead>
             <tr>
@@ -75,7 +75,7 @@ function Responses({ answer }: { answer: Answer }) {
           <tbody>
             {answer.responses.slice(0, MAX_RESPONSES).map((response, index) => (
               <tr key={index}>
-                <td class="playground-number">{milliseconds(response.at_ms / 1000)}</td>
+                <td class="number">{milliseconds(response.at_ms / 1000)}</td>
                 <td>
                   <code>
                     {response.outputs.map((output) => `${output.name}: ${JSON.stringify(briefOf(output))}`).join(", ")}

@@ -84,7 +84,7 @@ export function ModelForm({ model, version, onExplained }: Props) {
           onChange={setOptions}
         />
         <div class="playground-row">
-          <button type="submit" class="playground-send" disabled={isRunning}>
+          <button type="submit" class="primary" disabled={isRunning}>
             Send
           </button>
           {isRunning && (
@@ -94,7 +94,7 @@ export function ModelForm({ model, version, onExplained }: Props) {
           )}
         </div>
         {fault && (
-          <p role="alert" class="playground-fault">
+          <p role="alert" class="bad">
             {fault}
           </p>
         )}

@@ -26,19 +26,19 @@ export function ModelList({ entries, current }: { entries: IndexEntry[]; current
               title={entry.reason || undefined}
             >
               <span class="playground-name">{entry.name}</span>
-              {entry.version && <span class="playground-quiet">{entry.version}</span>}
+              {entry.version && <span class="quiet">{entry.version}</span>}
               <State state={entry.state ?? ""} />
             </a>
           </li>
         ))}
       </ul>
-      {shown.length === 0 && <p class="playground-quiet">No model has this name.</p>}
+      {shown.length === 0 && <p class="quiet">No model has this name.</p>}
     </nav>
   );
 }
 
 export function State({ state }: { state: string }) {
-  const kind = state === "READY" ? "good" : state === "UNAVAILABLE" ? "bad" : "waiting";
+  const kind = state === "READY" ? "good" : state === "UNAVAILABLE" ? "bad" : "warning";
   const text = state ? state.toLowerCase() : "not loaded";
-  return <span class={`playground-state playground-${kind}`}>{text}</span>;
+  return <span class={`playground-state ${kind}`}>{text}</span>;
 }

@@ -61,7 +61,7 @@ export function ModelPage({ name, entries, isExplicit, onChanged }: Props) {
             <State state={entry.state ?? ""} />
           </span>
         ))}
-        {model && <span class="playground-quiet">{model.metadata.platform}</span>}
+        {model && <span class="quiet">{model.metadata.platform}</span>}
         {model && model.metadata.versions.length > 1 && (
           <label>
             <span>Version</span>

@@ -49,7 +49,7 @@ export function PlaygroundView({ item }: { item: string }) {
               onChanged={read}
             />
           ) : (
-            <p class="playground-quiet">Choose a model to see its tensors and to send it a request.</p>
+            <p class="quiet">Choose a model to see its tensors and to send it a request.</p>
           )}
         </div>
       )}

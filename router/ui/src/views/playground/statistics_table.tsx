@@ -14,7 +14,7 @@ export function StatisticsTable({ statistics }: { statistics: readonly ModelStat
   return (
     <details open>
       <summary>Statistics</summary>
-      <div class="playground-scroll">
+      <div class="wide">
         <table>
           <thead>
             <tr>
@@ -33,11 +33,11 @@ export function StatisticsTable({ statistics }: { statistics: readonly ModelStat
             {statistics.map(({ version, inference_stats, execution_count }) => (
               <tr key={version}>
                 <th scope="row">{version}</th>
-                <td class="playground-number">{inference_stats.success?.count ?? 0}</td>
-                <td class="playground-number">{inference_stats.fail?.count ?? 0}</td>
-                <td class="playground-number">{execution_count}</td>
+                <td class="number">{inference_stats.success?.count ?? 0}</td>
+                <td class="number">{inference_stats.fail?.count ?? 0}</td>
+                <td class="number">{execution_count}</td>
                 {PARTS.map(([name]) => (
-                  <td class="playground-number" key={name}>
+                  <td class="number" key={name}>
                     {milliseconds(meanOf(inference_stats[name]))}
                   </td>
                 ))}

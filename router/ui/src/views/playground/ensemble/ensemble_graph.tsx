@@ -78,7 +78,7 @@ function StepTable(props: { steps: EnsembleStep[]; times: (StepTimes | undefined
   const { steps, times, total } = props;
   const hasTimes = times.some(Boolean);
   return (
-    <div class="playground-scroll">
+    <div class="wide">
       <table>
         <caption class="playground-caption">{hasTimes ? "Steps, with the times of the last request" : "Steps"}</caption>
         <thead>
@@ -99,8 +99,8 @@ function StepTable(props: { steps: EnsembleStep[]; times: (StepTimes | undefined
               </th>
               <td>{namesOf(step.input_map, "←")}</td>
               <td>{namesOf(step.output_map, "→")}</td>
-              {hasTimes && <td class="playground-number">{milliseconds(times[index]?.queue_s ?? null)}</td>}
-              {hasTimes && <td class="playground-number">{milliseconds(tookOf(times[index]))}</td>}
+              {hasTimes && <td class="number">{milliseconds(times[index]?.queue_s ?? null)}</td>}
+              {hasTimes && <td class="number">{milliseconds(tookOf(times[index]))}</td>}
               {hasTimes && (
                 <td>
                   <Bar times={times[index]} total={total} />

@@ -33,7 +33,7 @@ export function InputFields(props: InputFieldsProps) {
     <fieldset class="playground-input">
       <legend>
         {tensor.name}{" "}
-        <span class="playground-quiet">
+        <span class="quiet">
           {tensor.datatype} {shown(tensor.shape)}
           {hasBatch && ", first dimension: batch"}
         </span>

@@ -17,7 +17,7 @@ export function OutputView({ output }: { output: OutputTensor }) {
     <section class="playground-output" aria-label={`Output ${output.name}`}>
       <header>
         <h4>{output.name}</h4>
-        <span class="playground-quiet">
+        <span class="quiet">
           {output.datatype} {shown(output.shape)}
         </span>
         {forms.length > 1 && (
@@ -78,12 +78,12 @@ function TableForm({ output }: { output: OutputTensor }) {
   const numRows = Math.min(height, Math.max(1, Math.floor(MAX_CELLS / numColumns)));
   const columns = Array.from({ length: numColumns }, (_, column) => column);
   return (
-    <div class="playground-scroll">
+    <div class="wide">
       <table class="playground-values">
         <thead>
           <tr>
             <th scope="col">
-              <span class="playground-hidden">Row</span>
+              <span class="visually-hidden">Row</span>
             </th>
             {columns.map((column) => (
               <th scope="col" key={column}>
@@ -97,7 +97,7 @@ function TableForm({ output }: { output: OutputTensor }) {
             <tr key={row}>
               <th scope="row">{row}</th>
               {columns.map((column) => (
-                <td key={column} class={isNumeric(output.datatype) ? "playground-number" : undefined}>
+                <td key={column} class={isNumeric(output.datatype) ? "number" : undefined}>
                   {shownElement(output.elements[row * width + column])}
                 </td>
               ))}
@@ -106,7 +106,7 @@ function TableForm({ output }: { output: OutputTensor }) {
         </tbody>
       </table>
       {(numRows < height || numColumns < width) && (
-        <p class="playground-quiet">
+        <p class="quiet">
           The first {numRows} of {height} rows and {numColumns} of {width} columns.
         </p>
       )}
@@ -131,7 +131,7 @@ function PlotForm({ output }: { output: OutputTensor }) {
         {least < 0 && most > 0 && <line class="playground-zero" x1="4" x2="636" y1={y(0)} y2={y(0)} />}
         <polyline class="playground-line" points={points} />
       </svg>
-      <figcaption class="playground-quiet">
+      <figcaption class="quiet">
         {values.length} values from {shownElement(least)} to {shownElement(most)}
       </figcaption>
     </figure>
@@ -156,7 +156,7 @@ function PixelForm({ output, draw, what }: { output: OutputTensor; draw: Draw; w
 function Bounds({ output }: { output: OutputTensor }) {
   const [least, most] = boundsOf(output.elements.map(Number));
   return (
-    <figcaption class="playground-quiet">
+    <figcaption class="quiet">
       From {shownElement(least)} (light) to {shownElement(most)} (dark)
     </figcaption>
   );
