@@ -12,7 +12,6 @@ export function MarkdownText({ text }: { text: string }) {
   return (
     <div class="markdown">
       {growing.current.of(text).map((block, index) => (
-        // biome-ignore lint/suspicious/noArrayIndexKey: blocks are added at the end only
         <MarkdownBlock key={index} source={block} />
       ))}
     </div>
