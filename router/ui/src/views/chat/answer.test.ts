@@ -3,7 +3,10 @@ import { beginAnswer, timesOf, withChunk } from "./answer";
 
 test("fragments of calls are put together by their index", () => {
   let answer = beginAnswer("m");
-  const pieces = [{ index: 0, id: "c1", function: { name: "f", arguments: "" } }, { index: 0, function: { arguments: "{" } }];
+  const pieces = [
+    { index: 0, id: "c1", function: { name: "f", arguments: "" } },
+    { index: 0, function: { arguments: "{" } },
+  ];
   for (const piece of [...pieces, { index: 0, function: { arguments: "}" } }]) {
     answer = withChunk(answer, { choices: [{ delta: { tool_calls: [piece] } }] });
   }

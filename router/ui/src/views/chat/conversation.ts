@@ -32,7 +32,11 @@ export function stop(): void {
 export function ask(text: string): boolean {
   const fields = checkedFields();
   if (!fields) return false;
-  const turn: Turn = { id: crypto.randomUUID(), text, answers: columns.value.map((model) => signal(beginAnswer(model))) };
+  const turn: Turn = {
+    id: crypto.randomUUID(),
+    text,
+    answers: columns.value.map((model) => signal(beginAnswer(model))),
+  };
   turns.value = [...turns.value, turn];
   for (const column of turn.answers.keys()) void run(turn, column, fields);
   return true;

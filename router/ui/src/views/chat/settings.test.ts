@@ -6,7 +6,9 @@ test("defaults ask for nothing", () => {
 });
 
 test("a bare function becomes a tool", () => {
-  expect(fieldsOf({ ...DEFAULTS, tools: '{"name": "f"}' }).tools).toEqual([{ type: "function", function: { name: "f" } }]);
+  expect(fieldsOf({ ...DEFAULTS, tools: '{"name": "f"}' }).tools).toEqual([
+    { type: "function", function: { name: "f" } },
+  ]);
 });
 
 test("what is not a number is named", () => {

@@ -62,5 +62,7 @@ function parsed(name: string, text: string): unknown {
 /** A list of OpenAI's tools, a single one, or bare functions. */
 function toolsOf(given: unknown): unknown[] {
   const list = Array.isArray(given) ? given : [given];
-  return list.map((one) => (one && typeof one === "object" && !("type" in one) ? { type: "function", function: one } : one));
+  return list.map((one) =>
+    one && typeof one === "object" && !("type" in one) ? { type: "function", function: one } : one,
+  );
 }
