@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +12,9 @@ import pytest
 from tests.support.browser.built_page import require_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
+SavePicture = Callable[["Page", str], None]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -42,3 +43,13 @@ def browser(chromium_path: str) -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=options)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def picture(request: pytest.FixtureRequest) -> SavePicture:
+    """Saves a picture of a page for the docs, if that is asked for."""
+    if not request.config.getoption("--pictures"):
+        return lambda page, name: None
+    from tests.support.browser.pictures import save_picture
+
+    return save_picture

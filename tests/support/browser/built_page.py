@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "router/ui"
 ASSETS = ROOT / "router/api/ui/assets"
+LOCK = ROOT / "build/page.lock"  # tests run in several processes
 AXE = SOURCES / "node_modules/axe-core/axe.min.js"
 
 
 def require_page() -> None:
     """Builds the page if there is none. Skips the test if that is impossible here."""
-    SOURCES.joinpath(".build.lock").touch()
-    with SOURCES.joinpath(".build.lock").open("r+") as lock:  # tests run in several processes
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _one_at_a_time():
         if not (ASSETS / "index.html").exists():
             _require_packages()
             _npm("run", "build")
@@ -27,12 +28,18 @@ def require_page() -> None:
 
 def require_axe() -> Path:
     """The program that finds faults of accessibility. Skips the test if it cannot be had here."""
-    SOURCES.joinpath(".build.lock").touch()
-    with SOURCES.joinpath(".build.lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _one_at_a_time():
         if not AXE.exists():
             _require_packages()
     return AXE
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    LOCK.parent.mkdir(exist_ok=True)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _require_packages() -> None:

@@ -1,6 +1,6 @@
-import { useState } from "preact/hooks";
 import { Link } from "../../parts/routing";
 import type { Answer, OutputTensor } from "./answers";
+import { Curl } from "./curl";
 import { milliseconds } from "./quantities";
 import { OutputView } from "./tensors/output_view";
 
@@ -14,7 +14,7 @@ export function AnswerView({ answer, curl, isRunning }: { answer: Answer | null;
         {answer && joinedOutputs(answer).map((output) => <OutputView key={output.name} output={output} />)}
       </div>
       {answer && answer.responses.length > 1 && <Responses answer={answer} />}
-      {curl && <Curl command={curl} />}
+      {curl && <Curl title="As a command" command={curl} />}
     </section>
   );
 }
@@ -26,7 +26,7 @@ function Summary({ answer }: { answer: Answer }) {
     <p class="playground-summary" role="status">
       {total_ms !== null && <span>took {milliseconds(total_ms / 1000)}</span>}
       {responses.length > 1 && first && <span>first response after {milliseconds(first.at_ms / 1000)}</span>}
-      {(responses.length > 1 || total_ms === null) && <span>{responses.length} responses</span>}
+      {(responses.length > 1 || total_ms === null) && <span>{numberOf(responses)}</span>}
       {requestId && (
         <Link to="requests" item={requestId}>
           Where the time went
@@ -34,6 +34,10 @@ function Summary({ answer }: { answer: Answer }) {
       )}
     </p>
   );
+}
+
+function numberOf(responses: readonly unknown[]): string {
+  return responses.length === 1 ? "1 response" : `${responses.length} responses`;
 }
 
 /** The outputs of all responses: texts one behind the other, numbers of responses as rows. */
@@ -63,7 +67,7 @@ const MAX_RESPONSES = 200;
 function Responses({ answer }: { answer: Answer }) {
   return (
     <details>
-      <summary>{answer.responses.length} responses as they came</summary>
+      <summary>{numberOf(answer.responses)} as they came</summary>
       <div class="wide">
         <table>
           <thead>
@@ -93,28 +97,4 @@ function Responses({ answer }: { answer: Answer }) {
 function briefOf({ elements }: OutputTensor): unknown {
   const plain = elements.slice(0, 8).map((one) => (typeof one === "bigint" ? String(one) : one));
   return elements.length === 1 ? plain[0] : plain;
-}
-
-const MAX_SHOWN = 2000;
-
-function Curl({ command }: { command: string }) {
-  const [isCopied, setCopied] = useState(false);
-  const copy = async () => {
-    await navigator.clipboard.writeText(command);
-    setCopied(true);
-  };
-  return (
-    <div class="playground-curl">
-      <header>
-        <h4>As a command</h4>
-        <button type="button" onClick={() => void copy()}>
-          Copy
-        </button>
-        <span role="status">{isCopied && "Copied."}</span>
-      </header>
-      <pre class="playground-text">
-        <code>{command.length > MAX_SHOWN ? `${command.slice(0, MAX_SHOWN)}…` : command}</code>
-      </pre>
-    </div>
-  );
 }

@@ -4,6 +4,7 @@ import { EnsembleGraph } from "./ensemble/ensemble_graph";
 import { ModelForm } from "./model_form";
 import { State } from "./model_list";
 import { type IndexEntry, type Model, type ModelStatistics, stepsOf } from "./models";
+import { OpenAiEndpoints } from "./openai_endpoints";
 import { change, modelOf, statisticsOf } from "./repository";
 import { StatisticsTable } from "./statistics_table";
 
@@ -86,6 +87,7 @@ export function ModelPage({ name, entries, isExplicit, onChanged }: Props) {
       {fault && <p role="alert">{fault}</p>}
       {model && stepsOf(model.config).length > 0 && <EnsembleGraph model={model} explained={explained} />}
       {model && <ModelForm key={`${name} ${version}`} model={model} version={version} onExplained={explain} />}
+      {model && <OpenAiEndpoints model={name} />}
       {model && <Facts model={model} statistics={statistics} />}
     </article>
   );

@@ -52,7 +52,7 @@ export function InputFields(props: InputFieldsProps) {
             />
           </label>
         )}
-        <button type="button" onClick={fillRandomly} aria-label={`Fill ${tensor.name} randomly`}>
+        <button type="button" class="plain" onClick={fillRandomly} aria-label={`Random values for ${tensor.name}`}>
           Random
         </button>
         <FileField tensor={tensor} onFile={(file) => change({ file })} onFault={setFault} />
