@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": "slipstream.cluster.tools.plan.plan_command:plan_command",
     "planner": "slipstream.cluster.commands.planner_command:planner_command",
     "promote": "slipstream.cluster.commands.update_commands:promote_command",
+    "ready": "slipstream.cluster.commands.ready_command:ready_command",
     "restart": "slipstream.cluster.commands.restart_command:restart_command",
     "role": "slipstream.cluster.commands.fleet_commands:role_command",
     "rollback": "slipstream.cluster.commands.update_commands:rollback_command",
