@@ -54,7 +54,7 @@ router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/
 router/api/tensors/models router/api/tensors/text router/api/tensors/embeddings
 router/api/tensors/rerank router/api/tensors/chat router/api/tensors/images
 router/api/tensors/audio router/api/tensors
-router/api/anthropic router/api/admin
+router/api/anthropic router/api/admin router/api/ui
 router/api/pages
 router/language_backends/settings router/language_backends/generation router/language_backends/forms
 router/language_backends

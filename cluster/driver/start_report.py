@@ -22,6 +22,8 @@ def first_request(config: ClusterConfig, state: ClusterState) -> Iterator[str]:
             yield f"gRPC: {state.grpc_url.removeprefix('grpc://')}"
         if state.tensor_metrics_url:
             yield f"Metrics: {state.tensor_metrics_url}/metrics"
+    if config.router.ui.enabled:
+        yield f"Page: {state.url}/ui/"
     yield f"Ready at {state.url} (Ctrl-C to stop). Try:"
     if config.has_model:
         yield f"  curl -N {state.url}/v1/chat/completions {_chat(config, key)}"

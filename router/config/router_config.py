@@ -12,6 +12,7 @@ from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.config.ui_config import UiConfig
 from slipstream.router.protocol.generation import Levels
 
 ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
@@ -351,6 +352,7 @@ class RouterConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     batches: BatchesConfig = field(default_factory=BatchesConfig)
     background: BackgroundConfig = field(default_factory=BackgroundConfig)
+    ui: UiConfig = field(default_factory=UiConfig)
 
     def __post_init__(self) -> None:
         if not self.worker_host:

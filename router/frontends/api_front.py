@@ -29,6 +29,8 @@ from slipstream.router.api.openai.responses.response_store import ResponseStore
 from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
 from slipstream.router.api.session_headers import session_in
+from slipstream.router.api.ui.page import serve_page
+from slipstream.router.api.ui.page_files import PREFIX
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
@@ -95,6 +97,7 @@ class ApiFront:
         BatchesApi(self.store, self.batches, self._routes, config.batches.max_tenant_unfinished).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
+        serve_page(config, self._routes, calls_admin=config.admin.port is None)
         self._tensor_api: TensorApi | None = None
 
     def __call__(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
@@ -104,7 +107,11 @@ class ApiFront:
             exchange.error_form = self._tensor_api.error_form
             is_open = request.path in self._tensor_api.open_paths
             return self._serve(self._tensor_api, request, exchange, is_open=is_open, decodes=False)
-        return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
+        return self._serve(self._routes, request, exchange, is_open=self._is_open(request.path))
+
+    def _is_open(self, path: str) -> bool:
+        """Whether it needs no key. The page for people holds nothing, and the admin API checks a token of its own."""
+        return path in self._open_paths or path == "/ui" or path.startswith(PREFIX)
 
     def open(self, cleanup: AsyncExitStack) -> None:
         """Begins to open the store, and then serves the batches and the responses in the background in it; `cleanup`

@@ -31,6 +31,7 @@ POLICY = (
 PAGE_HEADERS = (("content-security-policy", POLICY), ("x-content-type-options", "nosniff"))
 VARY = (("vary", "accept"),)
 WORDS = {
+    "page": "a page to talk to the models and to watch the cluster",
     "docs": "the API",
     "openapi": "the same for programs",
     "models": "what is served",
@@ -89,7 +90,8 @@ class InfoPages:
 
     async def home(self, request: Request, exchange: ApiExchange) -> None:
         """What this is and where to find what, for browsers and, as JSON, for programs."""
-        links = {"docs": "docs", "openapi": "openapi.json", "models": "v1/models", "ready": "health/ready"}
+        links = {"page": "ui/"} if self._routes.has("/ui") else {}
+        links |= {"docs": "docs", "openapi": "openapi.json", "models": "v1/models", "ready": "health/ready"}
         if self._routes.has("/metrics"):
             links["metrics"] = "metrics"
         if self.has_repository:
