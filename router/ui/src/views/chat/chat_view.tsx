@@ -93,7 +93,6 @@ function TurnView({ turn, isLast }: { turn: Turn; isLast: boolean }) {
       )}
       <div class={`chat-answers of-${turn.answers.length}`}>
         {turn.answers.map((answer, column) => (
-          // biome-ignore lint/suspicious/noArrayIndexKey: a column is its place
           <AnswerCard key={column} turn={turn} column={column} answer={answer} isLast={isLast} />
         ))}
       </div>

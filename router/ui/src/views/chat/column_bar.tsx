@@ -16,7 +16,6 @@ export function ColumnBar({ models, areSettingsShown, onSettings }: ColumnBarPro
   return (
     <div class="chat-bar">
       {chosen.map((model, column) => (
-        // biome-ignore lint/suspicious/noArrayIndexKey: a column is its place
         <span key={column} class="chat-column">
           <label>
             <span class="quiet">Model{column ? ` ${column + 1}` : ""}</span>{" "}
