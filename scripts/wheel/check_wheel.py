@@ -38,7 +38,8 @@ def data() -> set[str]:
         if "k8s" not in path.parts and (path.suffix in DATA_SUFFIXES or path.name == ".gitkeep")
     ]
     model = [path for path in (ROOT / "models" / "slipstream-demo").iterdir() if path.is_file()]
-    return {f"slipstream/{path.relative_to(ROOT)}" for path in (*configs, *model)} | {"slipstream/py.typed"}
+    page = [path for path in (ROOT / "router" / "api" / "ui" / "assets").rglob("*") if path.is_file()]
+    return {f"slipstream/{path.relative_to(ROOT)}" for path in (*configs, *model, *page)} | {"slipstream/py.typed"}
 
 
 def native_sources() -> set[str]:
