@@ -34,7 +34,7 @@ const PLOTS: readonly Plot[] = [
     shown: count,
   },
   {
-    title: "Time to first token",
+    title: "TTFT",
     lines: [
       { label: "p50", colour: "--stage-prefill", of: (point) => point.ttft_p50_s },
       { label: "p99", colour: "--stage-transfer", of: (point) => point.ttft_p99_s },

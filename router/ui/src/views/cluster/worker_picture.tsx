@@ -30,7 +30,12 @@ export function WorkerPicture({ workers, pairs, spanS }: PictureProps) {
           </text>
         )}
         {flows.map((flow) => (
-          <path key={flow.key} class="cluster-flow" d={flow.path} stroke-width={1 + 4 * flow.share} />
+          <path
+            key={flow.key}
+            class={layout.isLarge ? "cluster-flow cluster-moving" : "cluster-flow"}
+            d={flow.path}
+            stroke-width={(layout.isLarge ? 1 : 0.5) + (layout.isLarge ? 3 : 2) * flow.share}
+          />
         ))}
         {[...layout.prefill, ...layout.decode].map((tile) => (
           <WorkerTile

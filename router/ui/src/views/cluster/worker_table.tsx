@@ -17,7 +17,7 @@ interface TableProps {
 export function WorkerTable({ workers, canAct, chosen }: TableProps) {
   const rows = [...workers.values()].sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
   return (
-    <section aria-label="Workers">
+    <section class="cluster-table" aria-label="Workers">
       <h3>Workers</h3>
       <div class="wide">
         <table class="cluster-workers">
