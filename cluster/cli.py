@@ -16,6 +16,7 @@ COMMANDS = {
     "batch": "slipstream.cluster.tools.batch.batch_command:batch_command",
     "bench": "slipstream.cluster.tools.bench.bench_command:bench_command",
     "check": "slipstream.cluster.commands.check_command:check_command",
+    "conformance": "slipstream.cluster.tools.conformance.conformance_command:conformance_command",
     "down": "slipstream.cluster.commands.down_command:down_command",
     "drain": "slipstream.cluster.commands.fleet_commands:drain_command",
     "explain": "slipstream.cluster.commands.explain_command:explain_command",

@@ -58,7 +58,7 @@ router/api/anthropic router/api/admin router/api/ui
 router/api/pages
 router/language_backends/settings router/language_backends/generation router/language_backends/forms
 router/language_backends
-router/frontends router
+router/extensions router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
 workers/models/weights workers/models/general/graph workers/models/general/attention
@@ -86,7 +86,7 @@ cluster/supervisor/members cluster/supervisor cluster/models
 cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
 cluster/in_process/running cluster/in_process/requests cluster/in_process
 cluster/driver cluster/commands
-cluster/tools/workload cluster/tools/report cluster/tools/batch
+cluster/tools/workload cluster/tools/report cluster/tools/batch cluster/tools/conformance
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench/tensors/clients cluster/tools/bench/tensors
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim

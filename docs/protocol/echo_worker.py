@@ -13,6 +13,7 @@ import struct
 import sys
 import time
 from array import array
+from functools import partial
 
 import msgpack
 
@@ -31,14 +32,16 @@ class Sequence:
         self.prompt_ids = array("i", prompt)
         self.num_output = len(output) // 4  # int32; tokens that earlier attempts have made
         self.max_tokens = min(sampling[0], MAX_MODEL_LEN - len(self.prompt_ids))
+        self.min_tokens, self.stop_token_ids = sampling[1], frozenset(sampling[12])
         self.pages = -(-(len(self.prompt_ids) + self.max_tokens) // PAGE_TOKENS)
 
     def next_chunk(self):
-        """(request, attempt, index, tokens, logprobs, finish reason) of one step."""
+        """(request, attempt, index, tokens, logprobs, finish reason, token that stopped it) of one step."""
         index, self.num_output = self.num_output, self.num_output + 1
         token_id = self.prompt_ids[index % len(self.prompt_ids)]
-        finish = "length" if self.num_output >= self.max_tokens else None
-        return self.request_id, self.attempt, index, (token_id,), (), finish
+        is_stop = token_id in self.stop_token_ids and index >= self.min_tokens
+        finish = "stop" if is_stop else "length" if self.num_output >= self.max_tokens else None
+        return self.request_id, self.attempt, index, (token_id,), (), finish, token_id if is_stop else None
 
 
 class EchoWorker(asyncio.Protocol):
@@ -67,7 +70,10 @@ class EchoWorker(asyncio.Protocol):
         self.buffer += data
         while len(self.buffer) >= 4 + (size := int.from_bytes(self.buffer[:4], "little")):
             payload, self.buffer = self.buffer[4 : 4 + size], self.buffer[4 + size :]
-            self.handle(*msgpack.unpackb(payload, use_list=False))
+            try:
+                self.handle(*msgpack.unpackb(payload, use_list=False))
+            except (ValueError, TypeError, msgpack.UnpackException):  # the router would not send it: begin anew
+                self.transport.abort()
 
     def handle(self, code, *fields):
         if code == WELCOME:
@@ -98,7 +104,7 @@ class EchoWorker(asyncio.Protocol):
         chunks = [sequence.next_chunk() for sequence in self.sequences.values()]
         if chunks:
             self.send(STEP_OUTPUT, chunks)
-        ended = [chunk[:2] for chunk in chunks if chunk[-1] is not None]
+        ended = [chunk[:2] for chunk in chunks if chunk[5] is not None]
         for key in ended:
             del self.sequences[key]
         if ended:
@@ -135,7 +141,7 @@ async def main(address, model):
     while not ends:
         epoch += 1
         try:
-            _, current = await loop.create_connection(lambda: EchoWorker(model, epoch), host, int(port))
+            _, current = await loop.create_connection(partial(EchoWorker, model, epoch), host, int(port))
         except OSError:
             await asyncio.sleep(0.5)
             continue

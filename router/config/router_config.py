@@ -353,6 +353,7 @@ class RouterConfig:
     batches: BatchesConfig = field(default_factory=BatchesConfig)
     background: BackgroundConfig = field(default_factory=BackgroundConfig)
     ui: UiConfig = field(default_factory=UiConfig)
+    extensions: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # settings by the name of a class
 
     def __post_init__(self) -> None:
         if not self.worker_host:

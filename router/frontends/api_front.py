@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 
@@ -34,6 +35,8 @@ from slipstream.router.api.ui.page_files import PREFIX
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.extensions.loading import load_extensions
+from slipstream.router.extensions.request_hooks import RequestHooks
 from slipstream.router.frontends.tensor_api import EndpointApi, TensorApi
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.exchange import Handler
@@ -99,6 +102,9 @@ class ApiFront:
         self._routes.add("GET", "/version", self.version)
         serve_page(config, self._routes, calls_admin=config.admin.port is None)
         self._tensor_api: TensorApi | None = None
+        hooks = RequestHooks(load_extensions(config.extensions), self._routes)
+        hooks.add_to(self._routes)
+        self._hooks = None if hooks.is_empty else hooks
 
     def __call__(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
@@ -212,7 +218,7 @@ class ApiFront:
         context = exchange.context
         self._begin_trace(request, context)
         context.session = session_in(request.headers)
-        status = 500
+        status, call, began_s = 500, None, time.monotonic()
         try:
             if not is_open and request.method != "OPTIONS":
                 context.caller = self._access.keys.authenticate(request)
@@ -220,6 +226,8 @@ class ApiFront:
                     raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
             if decodes and b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
                 await decode_body(request, self._max_body_bytes)
+            if self._hooks is not None:
+                call = await self._hooks.before(request, exchange)
             await routes(request, exchange)
             status = exchange.status
         except HttpError as error:
@@ -230,6 +238,8 @@ class ApiFront:
             raise
         finally:
             self._metrics.responses[status] += 1
+            if call is not None and self._hooks is not None:
+                self._hooks.after(call, status, began_s)
             if context.trace is not None and self._tracer is not None:
                 self._tracer.end(context.trace, status, exchange.request_id)
 
