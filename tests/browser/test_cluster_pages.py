@@ -60,6 +60,21 @@ def answer_of(page: Page) -> str:
     return answer.inner_text()
 
 
+def test_a_pool_is_scaled_by_click_and_the_view_follows(open_page: OpenPage, picture: SavePicture) -> None:
+    page = open_page("cluster")
+    workers = page.get_by_role("region", name="Workers")
+    workers.get_by_role("rowheader", name="decode-0").wait_for()
+    page.get_by_role("button", name="Scale").first.click()
+    page.get_by_label("decode workers").fill("2")
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("dialog").get_by_label("Administrator's token").fill(TOKEN)
+    page.get_by_role("button", name="Use it").click()
+    workers.get_by_role("rowheader", name="decode-1").wait_for(timeout=CHANGE_MS)
+    page.evaluate("scrollTo(0, 0)")
+    picture(page, "cluster")
+    assert TOKEN not in page.url
+
+
 def test_models_are_listed_with_their_states_and_reasons(open_page: OpenPage) -> None:
     page = open_page("playground")
     models = page.get_by_role("navigation", name="Models of the repository")
