@@ -83,7 +83,7 @@ const WorkerTile = memo(function WorkerTile({ worker, x, y, width, height, isLar
   const pagesY = loadY + bar + 5;
   let from = INSET;
   return (
-    <a href={addressOf("cluster", worker.name)} tabIndex={-1} class={worker.is_draining ? "cluster-draining" : ""}>
+    <a href={addressOf("cluster", worker.name)} tabindex={-1} class={worker.is_draining ? "cluster-draining" : ""}>
       <g transform={`translate(${x} ${y})`}>
         <title>{tileText(worker)}</title>
         <rect class={`cluster-tile cluster-${worker.role}`} width={width} height={height} rx={5} />
