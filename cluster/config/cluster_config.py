@@ -203,8 +203,8 @@ class ClusterConfig:
             raise ValueError(f"router.frontends must be 1 where there is a repository, got {self.router.frontends}")
         if self.planner.enabled and self.planner.class_name is not None and not self.has_model:
             raise ValueError(
-                "planner.class_name must be null where there is only a repository, because planners of one's own decide "
-                f"about workers, got {self.planner.class_name!r}"
+                "planner.class_name must be null where there is only a repository, because planners of one's own "
+                f"decide about workers, got {self.planner.class_name!r}"
             )
         for position, entry in enumerate(self.models):
             _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)

@@ -88,8 +88,8 @@ def test_a_repository_may_stand_beside_models(folder: Path) -> None:
         ),
         (
             "repository: {paths: [tensors]}\nplanner: {enabled: true, class_name: a.B}",
-            "c.yaml:2: planner.class_name: must be null where there is only a repository, because planners of one's own "
-            "decide about workers, got 'a.B'",
+            "c.yaml:2: planner.class_name: must be null where there is only a repository, because planners of one's "
+            "own decide about workers, got 'a.B'",
         ),
         (
             "repository: {paths: [tensors]}\ndecode: {replicas: 2}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -25,7 +26,7 @@ class Cluster:
 
     models: list[FluidTensorModel]
     bounds: dict[str, InstanceCountsConfig]
-    budget: BudgetConfig = BudgetConfig()
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     max_instances: int | None = None
     now: float = 0.0
     decisions: list[tuple[float, str, PlannerDecision]] = field(default_factory=list)
@@ -57,8 +58,8 @@ class Cluster:
         return [decision.reason for _, model, decision in self.decisions if model == name and decision.actions]
 
 
-def one(bounds: InstanceCountsConfig = BOUNDS, budget: BudgetConfig = BudgetConfig()) -> Cluster:
-    return Cluster([FluidTensorModel("a", 0.1)], {"a": bounds}, budget)
+def one(bounds: InstanceCountsConfig = BOUNDS) -> Cluster:
+    return Cluster([FluidTensorModel("a", 0.1)], {"a": bounds})
 
 
 def test_as_many_instances_come_as_the_load_needs_and_the_queue_is_emptied() -> None:
@@ -118,7 +119,7 @@ def test_instances_that_fail_to_start_are_tried_ever_more_rarely() -> None:
     cluster.run(900, a=25.0)
     tries = [at_s for at_s, _, decision in cluster.decisions if decision.actions]
     assert 2 <= len(tries) <= 6
-    gaps = [after - before for before, after in zip(tries, tries[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(tries)]
     assert gaps == sorted(gaps)
     assert "backed_off" in {decision.reason for _, _, decision in cluster.decisions}
 
