@@ -201,10 +201,10 @@ class ClusterConfig:
         self._check_addresses()
         if self.repository.is_on and self.router.frontends > 1:
             raise ValueError(f"router.frontends must be 1 where there is a repository, got {self.router.frontends}")
-        if self.planner.enabled and not self.has_model:
+        if self.planner.enabled and self.planner.class_name is not None and not self.has_model:
             raise ValueError(
-                "planner.enabled must be false where there is only a repository, got true; bounds in "
-                "repository.instances let the numbers of instances follow the demand"
+                "planner.class_name must be null where there is only a repository, because planners of one's own "
+                f"decide about workers, got {self.planner.class_name!r}"
             )
         for position, entry in enumerate(self.models):
             _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)

@@ -41,6 +41,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_signals import TensorSignals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
@@ -284,6 +285,14 @@ class RouterHost(ProcessHost):
     def instances_status(self, model: str) -> list[InstancesStatus]:
         """How many instances the versions of a model of the repository have; "": of all models."""
         return self._ask(lambda router: router.instances_status(model))
+
+    def tensor_signals(self) -> list[TensorSignals]:
+        """The load of the instances of all models: what a planner decides from."""
+        return self._ask(lambda router: router.tensor_signals())
+
+    def resize_instances(self, model: str, version: str, count: int, reason: str) -> None:
+        """A planner says how many instances a version has."""
+        self._ask(lambda router: router.resize_instances(model, version, count, reason))
 
     def ping(self) -> None:
         """Returns when the event loop has answered."""
