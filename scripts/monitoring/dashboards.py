@@ -127,6 +127,8 @@ ONE_WORKER = Dashboard(
             (rate("slipstream:worker_events_total", f'{W},event="preemptions"', "worker"), "{{worker}}"),
         ),
         panel("Hand-offs under way", "short", (total("slipstream:worker_leases", W, "worker"), "{{worker}}")),
+        panel("Processors", "short", (rate("slipstream:worker_cpu_seconds_total", W, "worker"), "{{worker}}")),
+        panel("Memory", "bytes", (f"slipstream:worker_resident_memory_bytes{{{W}}}", "{{worker}}")),
         panel("Predicted service times", "s", (f"slipstream:worker_predicted_seconds{{{W}}}", "{{worker}} {{what}}")),
         panel("First tokens, times later than predicted", "short", (f"slipstream:worker_reality{{{W}}}", "{{worker}}")),
     ),
