@@ -62,6 +62,7 @@ from slipstream.workers.router_link import RouterLink
 from slipstream.workers.telemetry.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.engine_build import build_of, expert_rows
 from slipstream.workers.telemetry.expert_load import expert_load
+from slipstream.workers.telemetry.process_usage import ProcessUsage
 from slipstream.workers.telemetry.reporter import Reporter
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_timer import time_steps
@@ -243,7 +244,8 @@ class Worker:
             engine, profile = self._compute(build, config.role, parts)
             rows = expert_rows(parts.runner.model)
             load = expert_load(rows, config.tp, expert_parallel=config.engine.expert_parallel)
-            stats, steps = StatsCollector(engine, transfers, expert_load=load), StepSampler(profile)
+            stats = StatsCollector(engine, transfers, expert_load=load, usage=ProcessUsage())
+            steps = StepSampler(profile)
             serving: RoleName | None = config.role
             while serving is not None:
                 work = partial(self._serve_role, serving, engine, transfers, stats, steps, tickets, link)
