@@ -228,7 +228,7 @@ class Worker:
             ranks = self._gather(stack)
             tp = TensorParallel()
             if self._meeting is not None:
-                tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
+                tp = join_process_group(self._meeting.store, 0, config.tp, config.engine, config.host)
             fetching = version_files(Path(config.model_dir), config.manifest, partial(self._reporter.show, "fetching"))
             config = replace(config, model_dir=str(stack.enter_context(fetching)))
             self._reporter.show("loading", config.model_dir)

@@ -211,8 +211,17 @@ class ClusterConfig:
         for position, entry in enumerate(self.models):
             _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)
         _check_same_pages("", self.prefill, self.decode)
+        self._check_hosts_of_groups()
         _check_names(self.models)
         _check_least(self.models, self.budget)
+
+    def _check_hosts_of_groups(self) -> None:
+        """The budget of a host counts a group where its first rank is. Raises ValueError."""
+        if self.budget.memory_gib is None:
+            return
+        most = max((pool.hosts_per_group for pool in self._all_pools()), default=1)
+        if most > 1:
+            raise ValueError(f"hosts_per_group must be 1 where there is a budget.memory_gib, got {most}")
 
     def _check_addresses(self) -> None:
         """Raises ValueError."""

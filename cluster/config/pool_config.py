@@ -14,7 +14,9 @@ MAX_REPLICAS = 1_000  # because one driver starts and watches them all
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
     """The workers of one role: `replicas` groups of `tp` ranks, with one process per rank. There may be none: without
-    prefill groups, decode workers compute prompts; without decode workers, requests wait until there is one.
+    prefill groups, decode workers compute prompts; without decode workers, requests wait until there is one. The ranks
+    of a group are on `hosts_per_group` hosts, as many on each; those hosts have the same value of the label
+    `hosts_share_label`, such as a rack.
 
     `num_cpus` and `num_gpus` are what a rank reserves from Ray. Reserving CPUs does not pin anything; it only bounds
     how many ranks Ray puts on a host, and the small default lets a laptop hold a cluster. `num_gpus` None: a fair share
@@ -29,6 +31,8 @@ class PoolConfig:
 
     replicas: int = 1
     tp: int = 1
+    hosts_per_group: int = 1
+    hosts_share_label: str | None = None
     num_cpus: float = 0.1
     num_gpus: float | None = None
     resources: dict[str, float] = field(default_factory=dict)
@@ -40,9 +44,16 @@ class PoolConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.replicas <= MAX_REPLICAS:
             raise ValueError(f"replicas must be from 0 to {MAX_REPLICAS}, got {self.replicas}")
-        for key in ("tp", "max_queued_tokens"):
+        for key in ("tp", "hosts_per_group", "max_queued_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if self.tp % self.hosts_per_group:
+            raise ValueError(f"hosts_per_group must divide tp, which is {self.tp}, got {self.hosts_per_group}")
+        if self.hosts_share_label is not None and (not self.hosts_share_label or self.hosts_per_group == 1):
+            raise ValueError(
+                f"hosts_share_label must be a label of groups with several hosts_per_group, or null, "
+                f"got {self.hosts_share_label!r}"
+            )
         if not (self.num_cpus >= 0 and math.isfinite(self.num_cpus)):
             raise ValueError(f"num_cpus must be finite and not negative, got {self.num_cpus}")
         price = self.price_per_hour

@@ -24,7 +24,7 @@ from slipstream.cluster.driver.urls import port_of
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import INTERRUPTED
-from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits
+from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits, check_one_host
 from slipstream.cluster.ray.local_ray import LocalRay, RayFailed
 from slipstream.cluster.ray.ray_session import RaySession, connected
 from slipstream.cluster.repository.model_content import ModelContent
@@ -139,7 +139,10 @@ class Driver:
         """The cluster, of which nothing runs so far. Raises CannotPlace."""
         config = self._config
         try:
-            check_fits(all_pools(config, session.resources.get("GPU", 0.0)), session.resources)
+            pools = all_pools(config, session.resources.get("GPU", 0.0))
+            if session.is_own:
+                check_one_host(pools)
+            check_fits(pools, session.resources)
         except CannotPlace as too_small:
             if session.is_own:
                 raise
@@ -160,6 +163,7 @@ class Driver:
         ]
         common = Deployment(config, token, self._log_dir, session.may_span_nodes)
         router = RouterMember(deployments or [common], session.node_id, self._guardian.holder)
+        router.show_admin_api(self._state.operator_url)
         if self._before is None:
             ExplicitLoads.beside(instances_path(config.name)).forget()
         if (before := self._before) is not None:

@@ -1,7 +1,8 @@
-"""The Ray resources that a cluster reserves: for each worker group, one placement group with one bundle.
+"""The Ray resources that a cluster reserves: for each worker group, one placement group with a bundle for each of its
+hosts, which is one unless the pool has several `hosts_per_group`.
 
-A bundle is on one node, and so are all ranks of a tensor-parallel group, which share their group's bundle. Pools grow
-and shrink by whole groups; `spread` chooses the nodes.
+The ranks that a group has on a host share a bundle there. Pools grow and shrink by whole groups; `node_choice` chooses
+the nodes.
 """
 
 from __future__ import annotations
@@ -19,18 +20,41 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PoolResources:
-    """What one pool reserves: `rank` for each rank, `bundle` for each group. `labels` are what its nodes must have.
-    `replicas` is the number of groups at the start."""
+    """What one pool reserves: `rank` for each rank, `bundle` on each of the `num_hosts` hosts of a group. `labels` are
+    what its nodes must have; those of one group have the same value of the label `shared_label`. `replicas` is the
+    number of groups at the start."""
 
     role: Role
     rank: Resources
     bundle: Resources
     replicas: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    num_hosts: int = 1
+    shared_label: str | None = None
+
+    @property
+    def of_group(self) -> Resources:
+        """What a group reserves on all its hosts."""
+        return {kind: amount * self.num_hosts for kind, amount in self.bundle.items()}
 
     @property
     def total(self) -> Resources:
-        return {kind: amount * self.replicas for kind, amount in self.bundle.items()}
+        return {kind: amount * self.replicas for kind, amount in self.of_group.items()}
+
+    def fills_same_room_as(self, other: PoolResources) -> bool:
+        """Whether a group of this pool can be where one of the other pool is."""
+        return (self.bundle, self.labels, self.num_hosts, self.shared_label) == (
+            *(other.bundle, other.labels),
+            *(other.num_hosts, other.shared_label),
+        )
+
+    @property
+    def words(self) -> str:
+        """What a group needs, for people."""
+        amounts = ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(self.bundle.items()))
+        labels = "".join(f", {key}={value}" for key, value in self.labels.items())
+        shared = f" with the same {self.shared_label}" if self.shared_label else ""
+        return amounts + labels + (f" on each of {self.num_hosts} hosts{shared}" if self.num_hosts > 1 else "")
 
 
 class CannotPlace(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -49,6 +73,16 @@ def pool_resources(config: ClusterConfig, num_gpus: float, num_ranks: int | None
 def all_pools(config: ClusterConfig, num_gpus: float) -> tuple[PoolResources, ...]:
     """The pools of all models. Raises CannotPlace."""
     return tuple(pool for alone in config.each() for pool in pool_resources(alone, num_gpus, config.num_ranks))
+
+
+def check_one_host(pools: tuple[PoolResources, ...]) -> None:
+    """Raises CannotPlace if groups need several hosts."""
+    for pool in pools:
+        if pool.num_hosts > 1:
+            raise CannotPlace(
+                f"{pool.role}.hosts_per_group is {pool.num_hosts}, and a Ray of its own has one host; "
+                "ray.address names one with more"
+            )
 
 
 def check_fits(pools: tuple[PoolResources, ...], available: Resources) -> None:
@@ -90,10 +124,15 @@ def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: fl
 def _pool(role: Role, pool: PoolConfig, rank_gpus: float) -> PoolResources:
     rank = {"CPU": pool.num_cpus} | ({"GPU": rank_gpus} if rank_gpus else {}) | pool.resources
     # Ray refuses a bundle of nothing at all.
-    bundle = {kind: round(amount * pool.tp, 4) for kind, amount in rank.items()}
+    ranks_per_host = pool.tp // pool.hosts_per_group
+    bundle = {kind: round(amount * ranks_per_host, 4) for kind, amount in rank.items()}
     if not any(bundle.values()):
         bundle = {"CPU": 0.001}
-    return PoolResources(role, rank, bundle, pool.replicas, pool.labels)
+    return PoolResources(
+        *(role, rank, bundle, pool.replicas, pool.labels),
+        num_hosts=pool.hosts_per_group,
+        shared_label=pool.hosts_share_label,
+    )
 
 
 def sum_of(bundles: list[Resources]) -> Resources:

@@ -120,17 +120,17 @@ class ClusterFleet:
         return list(itertools.islice(free, count))
 
     def choose_node(self, pool: PoolResources) -> str | None:
-        if self._session.is_own:
-            return None  # there is one
+        if self._session.is_own or pool.num_hosts > 1:
+            return None  # there is one, or Ray chooses several
         groups = [managed.member for managed in self._supervisor.groups]
         nodes = [
             NodeLoad(
                 node_id=node["NodeID"],
                 labels=node.get("Labels", {}),
                 resources=node["Resources"],
-                taken=sum_of([group.pool.bundle for group in groups if group.node_id == node["NodeID"]]),
-                num_replicas=sum(group.node_id == node["NodeID"] and group.role == pool.role for group in groups),
-                num_groups=sum(group.node_id == node["NodeID"] for group in groups),
+                taken=sum_of([group.pool.bundle for group in groups if node["NodeID"] in group.node_ids]),
+                num_replicas=sum(node["NodeID"] in group.node_ids and group.role == pool.role for group in groups),
+                num_groups=sum(node["NodeID"] in group.node_ids for group in groups),
             )
             for node in ray.nodes()  # type: ignore[no-untyped-call]
             if node["Alive"]
@@ -159,14 +159,14 @@ class ClusterFleet:
         if self._session.is_own:
             limits.append(self._session.resources.get("GPU", 0.0))
         wanted = [managed.member for managed in self._supervisor.groups if managed.is_wanted]
-        reserved = sum(member.pool.bundle.get("GPU", 0.0) for member in wanted)
+        reserved = sum(member.pool.of_group.get("GPU", 0.0) for member in wanted)
         return max(0, math.floor(min(limits) - reserved)) if limits else None
 
     def check_budget(self, count: int, num_gpus: float) -> None:
         """Raises FleetError if so many further groups, with so many GPUs in all, would be more than `budget.workers` or
         `budget.gpus`."""
         wanted = [managed.member for managed in self._supervisor.groups if managed.is_wanted]
-        gpus, gpus_now = self._budget.gpus, sum(member.pool.bundle.get("GPU", 0.0) for member in wanted)
+        gpus, gpus_now = self._budget.gpus, sum(member.pool.of_group.get("GPU", 0.0) for member in wanted)
         if gpus is not None and gpus_now + num_gpus > gpus:
             reason = f"budget.gpus is {gpus:g}, and {gpus_now:g} are reserved; {num_gpus:g} more do not fit"
             raise FleetError("conflict", "replicas", reason)

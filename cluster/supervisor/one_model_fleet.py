@@ -117,7 +117,7 @@ class OneModelFleet:
     @property
     def bundles(self) -> list[Resources]:
         """What a group of each role reserves, in the newest version."""
-        return [pool.bundle for pool in self._versions[self.newest].pools.values()]
+        return [pool.of_group for pool in self._versions[self.newest].pools.values()]
 
     def state(self) -> FleetState:
         groups = self._groups()
@@ -182,7 +182,7 @@ class OneModelFleet:
         wanted = [managed for managed in self._groups() if managed.is_wanted and managed.member.role == role]
         if replicas > len(wanted):
             num_new = replicas - len(wanted)
-            self._site.check_budget(num_new, num_new * self._versions[self.newest].pools[role].bundle.get("GPU", 0.0))
+            self._site.check_budget(num_new, num_new * self._versions[self.newest].pools[role].of_group.get("GPU", 0.0))
             await self.add(role, num_new)
             return
         for managed in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
@@ -211,8 +211,8 @@ class OneModelFleet:
                 "conflict", "name", f"{name} is {managed.status.state}; only a worker that serves can move"
             )
         ours, theirs = made_from.pools[role], managed.member.pool
-        if (ours.rank, ours.bundle, ours.labels) != (theirs.rank, theirs.bundle, theirs.labels):
-            return f"a {role} worker of {self.model} needs {_needs(ours)}, and {name} has {_needs(theirs)}"
+        if ours.rank != theirs.rank or not ours.fills_same_room_as(theirs):
+            return f"a {role} worker of {self.model} needs {ours.words}, and {name} has {theirs.words}"
         config, num_ranks = made_from.deployment.config, len(managed.member.locations)
         tp = (config.prefill if role == "prefill" else config.decode).tp
         if tp != num_ranks:
@@ -256,7 +256,7 @@ def cannot_switch(config: ClusterConfig) -> str | None:
     it was loaded; step size, sequences, queued tokens and niceness are those of the new role.
     """
     ours, theirs = config.prefill, config.decode
-    for key in ("tp", "num_gpus", "resources", "labels"):
+    for key in ("tp", "hosts_per_group", "hosts_share_label", "num_gpus", "resources", "labels"):
         if getattr(ours, key) != getattr(theirs, key):
             return f"{key} is {getattr(ours, key)} for prefill and {getattr(theirs, key)} for decode"
     for key in FELT:
@@ -264,11 +264,6 @@ def cannot_switch(config: ClusterConfig) -> str | None:
             one, other = getattr(ours.engine, key), getattr(theirs.engine, key)
             return f"engine.{key} is {one} for prefill and {other} for decode, which takes a new start"
     return None
-
-
-def _needs(pool: PoolResources) -> str:
-    labels = "".join(f", {key}={value}" for key, value in pool.labels.items())
-    return ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(pool.bundle.items())) + labels
 
 
 def _worth(managed: ManagedGroup) -> tuple[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -411,10 +412,10 @@ class Supervisor:
             await asyncio.wait([room], timeout=PENDING_AFTER_S)
             if room.done():
                 return
-            wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(managed.member.pool.bundle.items()))
-            labels = "".join(f", {key}={value}" for key, value in managed.member.pool.labels.items())
             self._note(
-                managed, "pending", f"no node of the Ray cluster has {wanted} free{labels}; it starts when one has"
+                managed,
+                "pending",
+                f"the Ray cluster has no room for {managed.member.pool.words}; it starts when there is",
             )
             await room
             self._note(managed, "starting", "starting its processes")
@@ -466,5 +467,6 @@ class Supervisor:
         self._instance_port.set_result(at.repository)
 
     def _num_ranks_beside(self, group: Group) -> int:
-        node_id = group.locations[0].node_id
-        return sum(place.node_id == node_id for other in self._groups.values() for place in other.member.locations)
+        """On that host of the group which has the most."""
+        beside = Counter(place.node_id for other in self._groups.values() for place in other.member.locations)
+        return max(beside[place.node_id] for place in group.locations)

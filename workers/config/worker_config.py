@@ -129,8 +129,8 @@ class WorkerConfig:
 
     `model` is the name that clients ask for, `model_dir` a local directory in Hugging Face layout. `router_host` and
     `router_port` say where the router's worker port listens, `token` is the secret it expects. `max_queued_tokens`
-    is what a prefill group accepts beyond what it computes (uncomputed prompt tokens). `host` is the address at
-    which the other ranks of a group reach rank 0. `ranks_on_host` divides the cores of the machine where
+    is what a prefill group accepts beyond what it computes (uncomputed prompt tokens). `host` is the address by
+    which the other ranks of a group reach this one. `ranks_on_host` divides the cores of the machine where
     `engine.num_threads` is not given. `drain_s` bounds how long a drain waits for what is running. A worker whose
     engine is stuck in one step for `stall_s` ends with an error; a step takes at most seconds where all is well. With
     a `manifest`, a worker that finds other files in `model_dir` refuses to load them.

@@ -42,6 +42,7 @@ from slipstream.workers.group.group_messages import (
     ServeAs,
     Shutdown,
 )
+from slipstream.workers.group.network_interface import use_interface_of
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
@@ -65,8 +66,10 @@ class GroupAddress:
     secret: str
 
 
-def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConfig) -> TensorParallel:
-    """Joins the group's collectives: gloo on CPUs, NCCL on GPUs. Blocks until all ranks are there."""
+def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConfig, host: str) -> TensorParallel:
+    """Joins the group's collectives: gloo on CPUs, NCCL on GPUs. Blocks until all ranks are there. `host` is the
+    address by which the others reach this rank."""
+    use_interface_of(host)
     backend = "nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

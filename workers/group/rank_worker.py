@@ -125,7 +125,7 @@ class RankWorker:
         store = TCPStore(
             address.host, address.distributed_port, config.tp, is_master=False, timeout=timedelta(seconds=60)
         )
-        tp = join_process_group(store, self._rank, config.tp, config.engine)
+        tp = join_process_group(store, self._rank, config.tp, config.engine, config.host)
         fetching = version_files(Path(config.model_dir), config.manifest, lambda text: None)
         config = dataclasses.replace(config, model_dir=str(stack.enter_context(fetching)))
         self._show("loading", config.model_dir)

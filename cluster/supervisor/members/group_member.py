@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slipstream.cluster.config.settings_by_name import by_name
@@ -35,13 +40,18 @@ from slipstream.workers.telemetry.worker_report import WorkerReport
 # What a rank's process imports before it knows its configuration. torch alone takes 2 to 4 s.
 WORKER_MODULES = ("slipstream.workers.worker",)
 
+NODE_LABEL = "ray.io/node-id"  # which Ray gives to each of its nodes
+
+HOSTS_CHECK_S = 1.0  # while a group starts
+
 NodeChoice = Callable[[PoolResources], str | None]
 
 
 class GroupMember:
-    """Rank 0 and, with tensor parallelism, the other ranks, all in one placement group.
+    """Rank 0 and, with tensor parallelism, the other ranks, all in one placement group. Where the group has several
+    hosts, the placement group has a bundle on each, for as many ranks; Ray has room for all of them or for none.
 
-    `choose_node` returns the preferred node for the group; Ray takes another one if it has to.
+    `choose_node` returns the preferred node for a group of one host; Ray takes another one if it has to.
     """
 
     def __init__(
@@ -86,9 +96,11 @@ class GroupMember:
         return self.locations[0].node_ip if self.locations else ""
 
     @property
-    def node_id(self) -> str | None:
-        """The node that the group is on, or should go to; None: Ray decides."""
-        return self.locations[0].node_id if self.locations else self._wished_node
+    def node_ids(self) -> Sequence[str]:
+        """The nodes that the group is on, or the one that it should go to; none: Ray decides."""
+        if self.locations:
+            return tuple(dict.fromkeys(place.node_id for place in self.locations))
+        return () if self._wished_node is None else (self._wished_node,)
 
     @property
     def pool(self) -> PoolResources:
@@ -112,15 +124,16 @@ class GroupMember:
         """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
         node."""
         pool = self.pool
-        if self._reserved is not None and (self._reserved.bundle, self._reserved.labels) == (pool.bundle, pool.labels):
+        if self._reserved is not None and self._reserved.fills_same_room_as(pool) and not self._has_lost_hosts():
             return
         self.release()
         self._wished_node = self._choose_node(pool)
+        on_nodes = {NODE_LABEL: "STRICT_PACK" if pool.num_hosts == 1 else "STRICT_SPREAD"}
         self._room = placement_group(
-            [dict(pool.bundle)],
-            strategy="STRICT_PACK",
+            [dict(pool.bundle) for _ in range(pool.num_hosts)],
+            topology_strategy=on_nodes | ({pool.shared_label: "STRICT_PACK"} if pool.shared_label else {}),
             _soft_target_node_id=self._wished_node,
-            bundle_label_selector=[dict(pool.labels)] if pool.labels else None,
+            bundle_label_selector=[dict(pool.labels)] * pool.num_hosts if pool.labels else None,
         )
         self._reserved = pool
 
@@ -135,28 +148,49 @@ class GroupMember:
             remove_placement_group(self._room)
         self._room = self._reserved = self._wished_node = None
 
+    def _has_lost_hosts(self) -> bool:
+        """Whether a host of a group of several is gone. Ray looks for another one beside those that are left, which
+        with a shared label may be in vain while other hosts have room for the whole group."""
+        if self._room is None or self.pool.num_hosts == 1:
+            return False
+        return bool(placement_group_table(self._room)["state"] == "RESCHEDULING")
+
     async def launch(self) -> None:
-        """Starts the processes, after waiting for room if there is none."""
+        """Starts the processes, after waiting for room if there is none, anew with other room if hosts of it are lost
+        meanwhile."""
+        starting = asyncio.ensure_future(self._start())
+        try:
+            while not (await asyncio.wait([starting], timeout=HOSTS_CHECK_S))[0]:
+                if self._has_lost_hosts():
+                    starting.cancel()
+                    self.kill()
+                    self.reserve()
+                    starting = asyncio.ensure_future(self._start())
+            await starting
+        finally:
+            starting.cancel()
+
+    async def _start(self) -> None:
         leader, rank = (PrefillWorker, PrefillRank) if self.role == "prefill" else (DecodeWorker, DecodeRank)
-        tp = self._settings(self._role).tp
+        tp, num_hosts = self._settings(self._role).tp, self.pool.num_hosts
         names = [self.name] + [f"{self.name}.rank{n}" for n in range(1, tp)]
         classes = [leader] + [rank] * (tp - 1)
         assert self._room is not None
-        strategy = PlacementGroupSchedulingStrategy(self._room, placement_group_bundle_index=0)
+        on_hosts = [PlacementGroupSchedulingStrategy(self._room, n) for n in range(num_hosts)]
         self._actors = [
-            start_actor(cls, self._deployment, name, self.pool.rank, strategy)
-            for cls, name in zip(classes, names, strict=True)
+            start_actor(cls, self._deployment, name, self.pool.rank, on_hosts[rank * num_hosts // tp])
+            for rank, (cls, name) in enumerate(zip(classes, names, strict=True))
         ]
         self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
         """Lets the ranks load the model and connect to the router; `report` tells how far they are."""
         leader, *others = self._actors
-        config = by_name(self._worker_config(router, ranks_on_host))
+        configs = [by_name(self._worker_config(router, ranks_on_host, place.node_ip)) for place in self.locations]
         # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.
-        self._address = leader.prepare.remote(config)
+        self._address = leader.prepare.remote(configs[0])
         self._runs = [leader.run.remote(self._address)]
-        self._runs += [actor.run.remote(config, n, self._address) for n, actor in enumerate(others, start=1)]
+        self._runs += [actor.run.remote(configs[n], n, self._address) for n, actor in enumerate(others, start=1)]
 
     def redirect(self, router: Endpoint) -> None:
         """The router listens elsewhere now. (A group that is just being launched gets the address when it begins to
@@ -188,8 +222,9 @@ class GroupMember:
         config = self._deployment.config
         return config.prefill if role == "prefill" else config.decode
 
-    def _worker_config(self, router: Endpoint, ranks_on_host: int) -> WorkerConfig:
-        config, node_ip = self._deployment.config, self.locations[0].node_ip
+    def _worker_config(self, router: Endpoint, ranks_on_host: int, node_ip: str) -> WorkerConfig:
+        """For the rank at this address."""
+        config = self._deployment.config
         transfer_host = reachable(self._deployment.host(config.kv_transfer.host, node_ip), node_ip)
         settings = self._settings(self._role)
         other = self._settings("decode" if self._role == "prefill" else "prefill")

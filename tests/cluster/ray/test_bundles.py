@@ -11,7 +11,7 @@ import pytest
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.pool_config import PoolConfig
-from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
+from slipstream.cluster.ray.bundles import CannotPlace, check_fits, check_one_host, pool_resources
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.workers.config.worker_config import EngineConfig
 
@@ -40,9 +40,23 @@ def test_a_pool_reserves_its_resources_for_every_rank_and_stays_with_its_labels(
         check_fits((prefill, decode), {"CPU": 4, "fast_disk": 2})
 
 
+def test_a_group_over_several_hosts_reserves_as_much_on_each() -> None:
+    pool = PoolConfig(replicas=3, tp=4, hosts_per_group=2, hosts_share_label="rack", num_gpus=1)
+    prefill, decode = pool_resources(config(pool, PoolConfig(num_gpus=1)), num_gpus=16)
+    assert (prefill.bundle, prefill.of_group) == ({"CPU": 0.2, "GPU": 2}, {"CPU": 0.4, "GPU": 4})
+    assert prefill.total["GPU"] == 12
+    assert prefill.words == "0.2 CPU, 2 GPU on each of 2 hosts with the same rack"
+    assert not prefill.fills_same_room_as(dataclasses.replace(prefill, num_hosts=1))
+    check_one_host((decode,))
+    with pytest.raises(CannotPlace, match="hosts_per_group is 2, and a Ray of its own has one host"):
+        check_one_host((prefill, decode))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"tp": 4, "hosts_per_group": 3}, "hosts_per_group must divide tp, which is 4, got 3"),
+        ({"hosts_share_label": "rack"}, "hosts_share_label must be a label of groups with several hosts_per_group"),
         ({"resources": {"GPU": 1}}, "resources must not name GPU; CPUs and GPUs are num_cpus and num_gpus"),
         ({"resources": {"disk": 0}}, "resources.disk must be positive and finite, got 0"),
         ({"labels": {"rack": ""}}, "labels must have names and values, got 'rack': ''"),

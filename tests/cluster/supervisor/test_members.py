@@ -329,5 +329,4 @@ def test_peers_get_an_address_for_pages_that_they_can_reach(spans_nodes: bool, c
     pools = {pool.role: pool for pool in pool_resources(config, num_gpus=0)}
     deployment = Deployment(config, "secret", None, spans_nodes)
     member = GroupMember(deployment, "prefill-0", "prefill", pools, lambda pool: None)
-    member.locations = [ProcessLocation(1, "node", "10.0.0.7")]
-    assert member._worker_config(Endpoint("10.0.0.1", 1234), 1).transfer.host == expected
+    assert member._worker_config(Endpoint("10.0.0.1", 1234), 1, "10.0.0.7").transfer.host == expected

@@ -155,7 +155,7 @@ async def test_a_group_that_waits_for_room_says_so_and_can_be_given_up() -> None
     async with serving("decode") as it:
         await it.supervisor.add([it.group("decode-1", has_room=False)])
         await it.until(lambda: it.state_of("decode-1") == "pending")
-        assert "1 CPU free" in it.managed("decode-1").status.detail
+        assert "has no room for 1 CPU;" in it.managed("decode-1").status.detail
         await it.supervisor.remove(it.managed("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
         assert not it.groups["decode-1"].is_reserved

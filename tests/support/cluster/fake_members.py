@@ -215,8 +215,8 @@ class FakeGroup(FakeMember):
         return [ProcessLocation(pid, "node", "here") for pid in self.pids]
 
     @property
-    def node_id(self) -> str | None:
-        return "node"
+    def node_ids(self) -> Sequence[str]:
+        return ["node"]
 
     def become(self, role: Role) -> None:
         self.role = role

@@ -11,7 +11,7 @@ from slipstream.cluster.config.loading.config_warnings import Machine
 from slipstream.cluster.config.loading.model_settings import models_by_key
 from slipstream.cluster.driver.driver_process import ray_address
 from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, why_not_there
-from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits
+from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits, check_one_host
 from slipstream.cluster.ray.local_ray import offered_cpus
 from slipstream.cluster.state import run_state
 
@@ -42,7 +42,9 @@ def lacks_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/d
     if num_gpus is None:
         num_gpus = sum(GPU_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))
     try:
-        check_fits(all_pools(config, num_gpus), {"CPU": offered_cpus(config), "GPU": num_gpus})
+        pools = all_pools(config, num_gpus)
+        check_one_host(pools)
+        check_fits(pools, {"CPU": offered_cpus(config), "GPU": num_gpus})
     except CannotPlace as error:
         yield str(error)
     for key, alone in models_by_key(config):
