@@ -90,7 +90,7 @@ cluster/tools/workload cluster/tools/report cluster/tools/batch cluster/tools/co
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench/tensors/clients cluster/tools/bench/tensors
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim
-cluster/tools/sim/batching cluster/tools/plan/tensors cluster/tools/plan cluster
+cluster/tools/sim/batching cluster/tools/plan/tensors cluster/tools/plan cluster/tools/top cluster
 """
 FOLDERS = FLOORS.split()
 MAX_MODULES = 14  # in a folder

@@ -16,6 +16,7 @@ from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.router.config.log_config import LogConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
@@ -119,6 +120,7 @@ class ClusterConfig:
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0

@@ -76,8 +76,8 @@ class ProcessLocation:
 class ProcessHost:
     """What all processes of a cluster have in common."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        redirect_output(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        redirect_output(name, log_path, log_format)
         # Ray's handler would end the main thread, which answers its calls, and leave the others running for a minute.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -93,8 +93,8 @@ class WorkerHost(ProcessHost):
     """Rank 0 of a worker group. When `run` has returned after a drain, `prepare` and `run` may be called again, to go
     on with another model."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._worker: Worker | None = None
 
     def prepare(self, config: ByName[WorkerConfig]) -> GroupAddress | None:
@@ -129,8 +129,8 @@ class WorkerHost(ProcessHost):
 class RankHost(ProcessHost):
     """A rank other than 0 of a worker group. `run` may be called again when it has returned normally."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._has_run = False
 
     def run(self, config: ByName[WorkerConfig], rank: int, address: GroupAddress) -> None:
@@ -145,8 +145,8 @@ class RouterHost(ProcessHost):
     """The router, on an event loop in the thread of `run`. No method is a coroutine, because Ray would then run all of
     them on an event loop of its own."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._serving: concurrent.futures.Future[ServingState] = concurrent.futures.Future()
 
     def warm_up(self, modules: tuple[str, ...]) -> ProcessLocation:
@@ -400,8 +400,8 @@ async def serve_until_stopped(
 class InstancesHost(ProcessHost):
     """Starts and watches the instances of tensor models on its node, on an event loop in the thread of `run`."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._running: concurrent.futures.Future[RunningHost] = concurrent.futures.Future()
 
     def run(self, config: ByName[InstanceHostConfig]) -> None:
