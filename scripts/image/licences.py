@@ -1,5 +1,5 @@
-"""Prints the licences that a CycloneDX file names, with their packages: `python3 scripts/image/licences.py FILE`. Nothing
-but the standard library. The exit code is 1 if a package names none."""
+"""Prints the licences that a CycloneDX file names, with their packages: `python3 scripts/image/licences.py FILE`.
+Nothing but the standard library. The exit code is 1 if a package names none."""
 
 from __future__ import annotations
 
