@@ -15,7 +15,7 @@ from slipstream.cluster.terminal import console
 COMMANDS = {
     "batch": "slipstream.cluster.tools.batch.batch_command:batch_command",
     "bench": "slipstream.cluster.tools.bench.bench_command:bench_command",
-    "check": "slipstream.cluster.commands.check_command:check_command",
+    "check": "slipstream.cluster.commands.checking.check_command:check_command",
     "conformance": "slipstream.cluster.tools.conformance.conformance_command:conformance_command",
     "down": "slipstream.cluster.commands.down_command:down_command",
     "drain": "slipstream.cluster.commands.fleet_commands:drain_command",

@@ -85,7 +85,7 @@ cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags c
 cluster/supervisor/members cluster/supervisor cluster/models
 cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
 cluster/in_process/running cluster/in_process/requests cluster/in_process
-cluster/driver cluster/commands
+cluster/driver cluster/commands/checking cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch cluster/tools/conformance
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench/tensors/clients cluster/tools/bench/tensors

@@ -26,7 +26,20 @@ ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@,*\s]+")  # RFC 6454, 6.2
 PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 # First segments of the paths of the API. A prefix that begins with one of them would make paths ambiguous.
 OWN_SEGMENTS = frozenset(
-    ("v1", "v2", "health", "ping", "version", "tokenize", "detokenize", "metrics", "cluster", "docs", "openapi.json")
+    (
+        "v1",
+        "v2",
+        "health",
+        "ping",
+        "version",
+        "tokenize",
+        "detokenize",
+        "metrics",
+        "cluster",
+        "docs",
+        "openapi.json",
+        "ui",
+    )
 )
 MAX_UNIX_PATH_BYTES = 107  # `sun_path` of unix(7)
 MIN_LEASE_S = 0.1  # workers are pinged several times per lease

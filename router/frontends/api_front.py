@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 
 import orjson
@@ -43,6 +43,7 @@ from slipstream.router.http.exchange import Handler
 from slipstream.router.http.http_error import ErrorForm, HttpError
 from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.reader import CheckCaller, Request
+from slipstream.router.http.routes import Route
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
@@ -144,6 +145,11 @@ class ApiFront:
         """Forgets a model, and what was counted of it. Raises UnknownNameError."""
         self._catalog.remove(name)
         del self._metrics.models[name]
+
+    @property
+    def described_routes(self) -> Sequence[Route]:
+        """The paths as they are described to people."""
+        return self._routes.described()
 
     @staticmethod
     def request_id_of(request: Request) -> str:

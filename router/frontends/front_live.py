@@ -32,7 +32,7 @@ class FrontLive:
             exchange.respond(answer.status, answer.body, answer.content_type, answer.headers)
             return
         self._request, self._request_id = asked, exchange.request_id
-        await self._stream(request, exchange)
+        await self._stream.serve(request, exchange)
 
     async def _read(self) -> Mapping[str, bytes]:
         assert self._request is not None

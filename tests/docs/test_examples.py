@@ -16,8 +16,6 @@ from typing import Any
 import httpx
 import yaml
 
-from scripts.reference.protocol_messages import PAGE, page
-
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 WORKER = ROOT / "docs" / "protocol" / "echo_worker.py"
@@ -69,10 +67,6 @@ def test_the_worker_of_the_documentation_serves_an_extended_router_behind_an_app
             assert response.headers["content-type"].startswith("text/event-stream")
             refused = front.post("/v1/chat/completions", json=chat())
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "user_required")
-
-
-def test_the_page_of_messages_is_that_of_the_code() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run scripts/reference/protocol_messages.py"
 
 
 def chat(**fields: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import orjson
 from slipstream import __version__
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.pages.openapi import document
+from slipstream.router.api.ui.built_page import is_built
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -90,7 +91,7 @@ class InfoPages:
 
     async def home(self, request: Request, exchange: ApiExchange) -> None:
         """What this is and where to find what, for browsers and, as JSON, for programs."""
-        links = {"page": "ui/"} if self._routes.has("/ui") else {}
+        links = {"page": "ui/"} if self._routes.has("/ui") and is_built() else {}
         links |= {"docs": "docs", "openapi": "openapi.json", "models": "v1/models", "ready": "health/ready"}
         if self._routes.has("/metrics"):
             links["metrics"] = "metrics"

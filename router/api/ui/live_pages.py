@@ -12,7 +12,7 @@ import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.ui.live_entries import LiveEntries
-from slipstream.router.api.ui.live_feed import LiveFeed, ReadEntries
+from slipstream.router.api.ui.live_feed import PERIOD_S, LiveFeed, ReadEntries
 from slipstream.router.http.reader import Request
 
 LIVE_PATH = "/cluster/live"
@@ -33,7 +33,7 @@ class LivePages:
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the pages."""
-        routes.add("GET", LIVE_PATH, self.stream)
+        routes.add("GET", LIVE_PATH, self.stream.serve)
         routes.add("GET", ENTRIES_PATH, self.entries)
 
     async def entries(self, request: Request, exchange: ApiExchange) -> None:
@@ -47,10 +47,10 @@ class LivePages:
 class LiveStream:
     """Serves the event stream from one feed. The first reading may raise HttpError, which is then the answer."""
 
-    def __init__(self, read: ReadEntries) -> None:
-        self.feed = LiveFeed(read)
+    def __init__(self, read: ReadEntries, period_s: float = PERIOD_S) -> None:
+        self.feed = LiveFeed(read, period_s)
 
-    async def __call__(self, request: Request, exchange: ApiExchange) -> None:
+    async def serve(self, request: Request, exchange: ApiExchange) -> None:
         """The state of the cluster, and what changes, as an event stream. It ends when the server does."""
         if request.method == "HEAD":
             exchange.respond(200, b"", EVENT_STREAM, HEADERS)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
+from slipstream.router.api.ui.built_page import ASSETS, INDEX, is_built
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 
-ASSETS = Path(__file__).parent / "assets"
-INDEX = "index.html"
 PREFIX = "/ui/"
 HASHED = "assets/"  # files below have a hash of their contents in their names
 NOT_BUILT = "The page has not been built: run scripts/ui/build, or install a wheel, which has it."
@@ -110,7 +109,7 @@ class PageFiles:
 
 def read_files(folder: Path) -> dict[str, PageFile]:
     """By path below the folder; empty if there is none."""
-    if not (folder / INDEX).is_file():
+    if not is_built(folder):
         return {}
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): PageFile.of(path.name, path.read_bytes()) for path in paths}
