@@ -15,7 +15,8 @@ from slipstream.cluster.terminal import console
 COMMANDS = {
     "batch": "slipstream.cluster.tools.batch.batch_command:batch_command",
     "bench": "slipstream.cluster.tools.bench.bench_command:bench_command",
-    "check": "slipstream.cluster.commands.check_command:check_command",
+    "check": "slipstream.cluster.commands.checking.check_command:check_command",
+    "conformance": "slipstream.cluster.tools.conformance.conformance_command:conformance_command",
     "down": "slipstream.cluster.commands.down_command:down_command",
     "drain": "slipstream.cluster.commands.fleet_commands:drain_command",
     "explain": "slipstream.cluster.commands.explain_command:explain_command",
@@ -29,6 +30,7 @@ COMMANDS = {
     "plan": "slipstream.cluster.tools.plan.plan_command:plan_command",
     "planner": "slipstream.cluster.commands.planner_command:planner_command",
     "promote": "slipstream.cluster.commands.update_commands:promote_command",
+    "ready": "slipstream.cluster.commands.ready_command:ready_command",
     "restart": "slipstream.cluster.commands.restart_command:restart_command",
     "role": "slipstream.cluster.commands.fleet_commands:role_command",
     "rollback": "slipstream.cluster.commands.update_commands:rollback_command",

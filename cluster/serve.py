@@ -34,6 +34,9 @@ from slipstream.router.process.module_command import module_command
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Overrides the HTTP port in the configuration; 0: any free port."
 )
+@click.option(
+    "--host", metavar="ADDRESS", help="Overrides the HTTP address in the configuration; 0.0.0.0: all of this host."
+)
 @click.option("--timings", is_flag=True, help="Show where the time of the start went.")
 @click.option(
     "--write",
@@ -42,7 +45,13 @@ from slipstream.router.process.module_command import module_command
     help="Write the configuration that is chosen for MODEL to FILE, which must not exist, and do not serve.",
 )
 def serve_command(
-    target: Target | None, name: str | None, port: int | None, timings: bool, write: Path | None, **flags: object
+    target: Target | None,
+    name: str | None,
+    port: int | None,
+    host: str | None,
+    timings: bool,
+    write: Path | None,
+    **flags: object,
 ) -> None:
     """Serve until Ctrl-C.
 
@@ -62,15 +71,16 @@ def serve_command(
     guardian = GuardianLink.of_this_process()
     if guardian is None:
         options = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)
-        options += ["--timings"] * timings
+        options += [f"--host={host}"] * (host is not None) + ["--timings"] * timings
         options += given.arguments() if isinstance(given, RepositoryFlags) else []
         options += ["--"] if target is None else ["--", str(target)]
         sys.exit(guard(module_command("slipstream.cluster.serve", *options)))
     # Imported only here: the guardian has no use for it.
+    from slipstream.cluster.config.loading.overrides import Overrides
     from slipstream.cluster.driver.driver_process import run_driver
 
     with closing(guardian):
-        code = run_driver(guardian, given, name=name, port=port, timings=timings)
+        code = run_driver(guardian, given, Overrides(name, port, host), timings=timings)
     if code == INTERRUPTED:
         # Everything is cleaned up, but a Ray that was interrupted while connecting may crash in its exit handlers.
         os._exit(code)

@@ -230,6 +230,7 @@ class Router:
             repository.index(),
             repository.failures,
             is_ready=is_ready,
+            control_mode=self._repository.control_mode,
             ledger=ledger,
             instances=self.tensors.scaling.status(),
         )

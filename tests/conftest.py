@@ -31,6 +31,7 @@ settings.load_profile("unhurried")
 SLOW_FILES = (
     "kernels/gpu/test_sm90.py",  # the first time, when nothing is compiled yet
     "e2e/test_several_models.py",
+    "browser/test_cluster_pages.py",
     "workers/mock/test_router_killed.py",
     "faults/test_campaign.py",
     "scripts/test_gpu_check.py",

@@ -54,11 +54,11 @@ router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/
 router/api/tensors/models router/api/tensors/text router/api/tensors/embeddings
 router/api/tensors/rerank router/api/tensors/chat router/api/tensors/images
 router/api/tensors/audio router/api/tensors
-router/api/anthropic router/api/admin
+router/api/anthropic router/api/admin router/api/ui
 router/api/pages
 router/language_backends/settings router/language_backends/generation router/language_backends/forms
 router/language_backends
-router/frontends router
+router/extensions router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
 workers/models/weights workers/models/general/graph workers/models/general/attention
@@ -85,8 +85,8 @@ cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags c
 cluster/supervisor/members cluster/supervisor cluster/models
 cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
 cluster/in_process/running cluster/in_process/requests cluster/in_process
-cluster/driver cluster/commands
-cluster/tools/workload cluster/tools/report cluster/tools/batch
+cluster/driver cluster/commands/checking cluster/commands
+cluster/tools/workload cluster/tools/report cluster/tools/batch cluster/tools/conformance
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench/tensors/clients cluster/tools/bench/tensors
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim

@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.messages import Drain, Hello, RouterMessage, ServiceLevel, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import (
+    Drain,
+    Hello,
+    RouterMessage,
+    ServiceLevel,
+    TokenChunk,
+    TraceAttempt,
+    Welcome,
+    WorkerMessage,
+)
 from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.interface.engine import SteppedEngine
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
+from slipstream.workers.telemetry.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.request_log import RequestLog
 from slipstream.workers.telemetry.step_times import StepSampler
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState
@@ -91,6 +101,7 @@ class EngineLoop:
     clock: Callable[[], float] = time.monotonic
     requests: RequestLog = field(default_factory=RequestLog)
     steps: StepSampler = field(default_factory=StepSampler)
+    traces: AttemptTraces = field(default_factory=AttemptTraces)
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
@@ -132,6 +143,8 @@ class EngineLoop:
             # Before the ends of their sequences, which alone would be tried again elsewhere.
             self._out += self.engine.take_failures()
             self._out += self.engine.take_prompt_scores()
+            if self.traces.attempts:
+                self._trace_step(outputs, began_s)
             self._out += self.protocol.role.sampled(outputs)
             self._sample_step(began_s)
         self._out += self.protocol.tick(self.clock())
@@ -170,6 +183,7 @@ class EngineLoop:
             case TransferEnded(rank, outcome):
                 ended = self.transfers.ended(rank, outcome)
                 if ended is not None:
+                    self.traces.transfer_ended(ended, self.clock())
                     self._out += protocol.transfer_ended(ended, self.clock())
             case GrammarReady():
                 self.engine.grammar_ready()
@@ -182,6 +196,9 @@ class EngineLoop:
             case LinkLost():
                 self._connected = self._connecting = False
                 protocol.role.abandon()
+                self.traces.attempts.clear()
+            case TraceAttempt():
+                self.traces.begin(event)
             case Drain(next_role):
                 self._drain(protocol.drain_s, next_role)
             case Stop(drain, within_s):
@@ -194,6 +211,8 @@ class EngineLoop:
                 raise WorkerFailed(reason)
             case _:
                 self.requests.heard(event)
+                if self.traces.attempts:
+                    self.traces.heard(event, self.clock())
                 self._out += protocol.handle(event, self.clock())
 
     def _drain(self, within_s: float, next_role: RoleName | None) -> None:
@@ -222,10 +241,20 @@ class EngineLoop:
             step_times = self.steps.due(now_s, not self.engine.has_work)
             if step_times is not None:
                 self._out.append(step_times)
+            if self.traces.attempts:
+                self.traces.said(self._out, now_s)
+                self._out += self.traces.take(now_s)
             if self._out:
                 self.requests.said(self._out)
                 self.router.send(self._out)
         self._out = []
+
+    def _trace_step(self, outputs: Sequence[TokenChunk], began_s: float) -> None:
+        """Notes the step for the requests that are traced. What has ended with it is said before its last token, with
+        which the router ends the request."""
+        now_s, engine = self.clock(), self.engine
+        self.traces.stepped(outputs, engine.last_step_chunks(), engine.last_step_num_decoding, began_s, now_s)
+        self._out += self.traces.take(now_s)
 
     def _leave_router(self) -> None:
         """Leaves the router for good. Of what has arrived meanwhile, only a request to stop still matters."""

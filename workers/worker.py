@@ -59,6 +59,7 @@ from slipstream.workers.process.memory_release import release_memory
 from slipstream.workers.process.watchdog import Watchdog
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
+from slipstream.workers.telemetry.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.engine_build import build_of, expert_rows
 from slipstream.workers.telemetry.expert_load import expert_load
 from slipstream.workers.telemetry.reporter import Reporter
@@ -307,6 +308,7 @@ class Worker:
             protocol=protocol,
             transfers=transfers,
             steps=steps,
+            traces=AttemptTraces(config.transfer.transport),
             inbox=self._inbox,
             router=link,
             tickets=tickets,

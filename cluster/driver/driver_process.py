@@ -41,14 +41,12 @@ class Interrupted(BaseException):
     """A signal came before the cluster was up. It is not an Exception, so that no handler in between catches it."""
 
 
-def run_driver(
-    guardian: GuardianLink, target: ServeTarget | None, *, name: str | None, port: int | None, timings: bool
-) -> int:
+def run_driver(guardian: GuardianLink, target: ServeTarget | None, overrides: Overrides, *, timings: bool) -> int:
     """Serves a configuration, or one that is chosen for a model (`sizing.serve_target`), to the end. Returns the exit
     code; everything else is reported at the terminal."""
     try:
         _end_when_told()  # a signal may have come already
-        return _run(guardian, target, Overrides(name, port), timings)
+        return _run(guardian, target, overrides, timings)
     except Interrupted:
         console.error("interrupted before it was up")
         return INTERRUPTED

@@ -11,6 +11,9 @@ guardian. The next driver brings them up again, and the next router continues wi
 Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without
 such a signal has a successor, in whatever way it ended, and leaves its clients to that one. If the guardian itself is
 killed, the driver drains the cluster and ends.
+
+If systemd has started the guardian, it hears from it when the cluster serves and when it ends; its watchdog hears of a
+driver that serves only while that driver's event loop runs.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from socket import AF_UNIX, SHUT_WR, SOCK_SEQPACKET, socketpair
 from slipstream import __version__
 from slipstream.cluster.driver.driver_restarts import DriverRestarts
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.processes.guardian_link import INTERRUPTED, LET_GO, RAY_ENDED, READY, DriverEnv
+from slipstream.cluster.processes.guardian_link import ALIVE, INTERRUPTED, LET_GO, RAY_ENDED, READY, DriverEnv
+from slipstream.cluster.processes.service_manager import ServiceManager
 from slipstream.cluster.state import run_state
 from slipstream.cluster.terminal import console
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
@@ -54,7 +58,7 @@ def guard(command: Sequence[str]) -> int:
     logging.basicConfig(format="slipstream: %(message)s")  # of the holder, which has little to say
     _adopt_orphans()
     with keeping_clients() as holder:
-        code = Guardian(command, holder, signals).run()
+        code = Guardian(command, holder, signals, ServiceManager.of_this_process()).run()
     run_state.remove_those_of(os.getpid())
     remove_files_of_the_dead()  # shared memory of a router or an instance that was killed at the end
     return code if code >= 0 else 128 - code
@@ -63,10 +67,17 @@ def guard(command: Sequence[str]) -> int:
 class Guardian:
     """Waits in the calling thread for `signals`, which are blocked."""
 
-    def __init__(self, command: Sequence[str], holder: SocketHolder | None, signals: set[signal.Signals]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        holder: SocketHolder | None,
+        signals: set[signal.Signals],
+        manager: ServiceManager,
+    ) -> None:
         self._command = command
         self._holder = holder
         self._signals = signals
+        self._manager = manager
         self._restarts = DriverRestarts()
         self._is_told_to_end = False
 
@@ -84,6 +95,7 @@ class Guardian:
                     console.error(f"{_why(code)}; everything has been stopped")
                 break
             console.error(f"{_why(code)}; starting again, and clients wait")
+            self._manager.starting_again(_why(code))
             if self._is_told_within(pause_s):
                 console.error("interrupted before it was up again; everything has been stopped")
                 return INTERRUPTED
@@ -94,24 +106,37 @@ class Guardian:
         """Runs a driver until nothing of it is left. Returns its exit code and how long its cluster has served; None:
         it was never up."""
         try:
-            driver = GuardedDriver(self._command, self._holder, is_again)
+            driver = GuardedDriver(self._command, self._holder, is_again, self._manager)
         except OSError as error:  # no memory, too many processes: perhaps there will be room for the next one
             console.error(f"no driver can be started: {error}")
             return 1, None
         code = self._wait_for(driver)
+        self._manager.alive()  # what follows takes seconds
         _clear_away()
+        self._manager.alive()
         return code, driver.served_s
 
     def _wait_for(self, driver: GuardedDriver) -> int:
         """Waits for a driver's end, and passes signals on to it."""
         while (code := driver.poll()) is None:
-            number = signal.sigwait(self._signals)
+            number = self._signal(driver)
             if number == signal.SIGCHLD:
                 _collect_orphans(but=driver.pid)
-            else:
+            elif number is not None:
                 self._is_told_to_end = True
+                self._manager.stopping()
                 driver.tell_to_end(signal.SIGINT if number == signal.SIGHUP else signal.Signals(number))
         return code
+
+    def _signal(self, driver: GuardedDriver) -> int | None:
+        """Waits for a signal. None: it is time to say that we are alive, which a driver that serves does itself."""
+        every_s = self._manager.alive_every_s
+        if every_s is None:
+            return signal.sigwait(self._signals)
+        found = signal.sigtimedwait(self._signals, every_s)
+        if not driver.is_ready:
+            self._manager.alive()
+        return None if found is None else found.si_signo
 
     def _is_told_within(self, pause_s: float) -> bool:
         """Waits, and says whether a signal has come that tells us to end."""
@@ -126,14 +151,22 @@ class GuardedDriver:
     """One driver. It is asked to end by signals, and tells over a socket when it serves. Raises OSError if it cannot be
     started."""
 
-    def __init__(self, command: Sequence[str], holder: SocketHolder | None, is_again: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], holder: SocketHolder | None, is_again: bool, manager: ServiceManager
+    ) -> None:
         self._holder = holder
+        self._manager = manager
         self._ready_s: float | None = None
         self._end_s: float | None = None
         self._link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
             driver_env = DriverEnv(
-                os.getpid(), theirs.fileno(), str(holder.path) if holder is not None else None, is_again, __version__
+                os.getpid(),
+                theirs.fileno(),
+                str(holder.path) if holder is not None else None,
+                is_again,
+                __version__,
+                manager.alive_every_s,
             )
             try:
                 self._process = subprocess.Popen(
@@ -151,6 +184,11 @@ class GuardedDriver:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its cluster has been up. From then on it says itself that it is alive."""
+        return self._ready_s is not None
 
     @property
     def served_s(self) -> float | None:
@@ -176,6 +214,10 @@ class GuardedDriver:
             while message := self._link.recv(len(LET_GO)):
                 if message == READY:
                     self._ready_s = time.monotonic()
+                    self._manager.ready()
+                elif message == ALIVE:
+                    if self.is_ready:
+                        self._manager.alive()
                 elif message == LET_GO:
                     if self._holder is not None:
                         with suppress(ValueError):  # the previous router has not gone: what it has stays

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
+from slipstream.router.api.ui.built_page import is_built
 
 
 def first_request(config: ClusterConfig, state: ClusterState) -> Iterator[str]:
@@ -22,6 +23,8 @@ def first_request(config: ClusterConfig, state: ClusterState) -> Iterator[str]:
             yield f"gRPC: {state.grpc_url.removeprefix('grpc://')}"
         if state.tensor_metrics_url:
             yield f"Metrics: {state.tensor_metrics_url}/metrics"
+    if config.router.ui.enabled and config.router.admin.port is None and is_built():
+        yield f"Page: {state.url}/ui/"
     yield f"Ready at {state.url} (Ctrl-C to stop). Try:"
     if config.has_model:
         yield f"  curl -N {state.url}/v1/chat/completions {_chat(config, key)}"

@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from select import POLLHUP, POLLRDHUP
-from socket import socket
+from socket import MSG_DONTWAIT, socket
 
 from slipstream.cluster.processes import process_tree
 
 VARIABLE = "SLIPSTREAM_GUARDIAN"  # for the driver alone: what it starts does not inherit it
-READY, LET_GO = b"ready", b"let go"
+READY, LET_GO, ALIVE = b"ready", b"let go", b"alive"
 INTERRUPTED = 130  # by a signal, before the cluster was up
 RAY_ENDED = 3  # the exit code of a driver whose Ray has died
 
@@ -24,13 +24,15 @@ RAY_ENDED = 3  # the exit code of a driver whose Ray has died
 @dataclass(frozen=True, slots=True)
 class DriverEnv:
     """What a guardian tells a driver that it starts: its own process, the descriptor of their link, the path of the
-    socket holder (`keeper`) if there is one, and whether there was a previous driver."""
+    socket holder (`keeper`) if there is one, whether there was a previous driver, and how often the driver says that it
+    is alive (None: never)."""
 
     guardian: int
     link: int
     keeper: str | None
     is_again: bool
     slipstream: str = ""  # its version: it may be older than the driver's
+    alive_every_s: float | None = None
 
     @classmethod
     def of(cls, text: str) -> DriverEnv:
@@ -50,6 +52,7 @@ class GuardianLink:
         self.pid, self.is_again, self.slipstream = driver_env.guardian, driver_env.is_again, driver_env.slipstream
         started = process_tree.start_time(self.pid)
         self.started = started if started is not None else 0.0  # see `start_time`; 0: it is gone
+        self._alive_every_s = driver_env.alive_every_s
         self._link = socket(fileno=driver_env.link)
         self._link.set_inheritable(False)
         self.holder = ClientsAtGuardian(Path(driver_env.keeper), self._link) if driver_env.keeper is not None else None
@@ -74,13 +77,13 @@ class GuardianLink:
 
     def ready(self) -> None:
         """Tells it that the cluster serves."""
-        with suppress(OSError):  # it is gone
-            self._link.send(READY)
+        self._send(READY)
 
     @contextmanager
     def watched(self, gone: Callable[[], None]) -> Iterator[None]:
         """Calls `gone` on the running loop, once, as soon as there is no guardian: the kernel closes its end of the
-        link. One that is ending closes half of it, and sends a signal."""
+        link. One that is ending closes half of it, and sends a signal. Says meanwhile that this loop is alive, if the
+        guardian wants to know."""
         loop = asyncio.get_running_loop()
 
         def look() -> None:
@@ -91,10 +94,22 @@ class GuardianLink:
                 gone()
 
         loop.add_reader(self._link, look)
+        beats = None if self._alive_every_s is None else loop.create_task(self._say_alive(self._alive_every_s))
         try:
             yield
         finally:
             loop.remove_reader(self._link)
+            if beats is not None:
+                beats.cancel()
+
+    async def _say_alive(self, every_s: float) -> None:
+        while True:
+            self._send(ALIVE, MSG_DONTWAIT)
+            await asyncio.sleep(every_s)
+
+    def _send(self, message: bytes, flags: int = 0) -> None:
+        with suppress(OSError):  # it is gone
+            self._link.send(message, flags)
 
 
 def _state_of(link: socket) -> int:

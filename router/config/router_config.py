@@ -12,6 +12,7 @@ from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.config.ui_config import UiConfig
 from slipstream.router.protocol.generation import Levels
 
 ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
@@ -25,7 +26,20 @@ ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@,*\s]+")  # RFC 6454, 6.2
 PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 # First segments of the paths of the API. A prefix that begins with one of them would make paths ambiguous.
 OWN_SEGMENTS = frozenset(
-    ("v1", "v2", "health", "ping", "version", "tokenize", "detokenize", "metrics", "cluster", "docs", "openapi.json")
+    (
+        "v1",
+        "v2",
+        "health",
+        "ping",
+        "version",
+        "tokenize",
+        "detokenize",
+        "metrics",
+        "cluster",
+        "docs",
+        "openapi.json",
+        "ui",
+    )
 )
 MAX_UNIX_PATH_BYTES = 107  # `sun_path` of unix(7)
 MIN_LEASE_S = 0.1  # workers are pinged several times per lease
@@ -351,6 +365,8 @@ class RouterConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     batches: BatchesConfig = field(default_factory=BatchesConfig)
     background: BackgroundConfig = field(default_factory=BackgroundConfig)
+    ui: UiConfig = field(default_factory=UiConfig)
+    extensions: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # settings by the name of a class
 
     def __post_init__(self) -> None:
         if not self.worker_host:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from slipstream.router.dispatch.table.actions import EmitScores, emit_of
 from slipstream.router.dispatch.table.request_table import RequestTable
+from slipstream.router.dispatch.table.traced_attempts import trace_attempt
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
@@ -72,6 +73,8 @@ class AttemptFlow:
         if state.request.retention is not None:
             for worker, message in self._retention.begin(state, (decode,) if group is None else (decode, group)):
                 self._table.send(worker, message)
+        if state.request.trace_span:
+            trace_attempt(self._table, decode, state, state.attempt)
         seq = decode.ledger.spend(charge)
         if group is None:
             self._table.send(decode, Generate(seq, state.engine_request()))
@@ -115,6 +118,8 @@ class AttemptFlow:
             state.is_converted = True
             state.enter("prefill", now, decision=decision)
         else:
+            if state.request.trace_span:
+                trace_attempt(self._table, group, state, state.attempt)
             seq = group.ledger.spend(charge)
             state.prefill_sent = True
             self._table.send(group, Prefill(seq, state.engine_request(), message.ticket))

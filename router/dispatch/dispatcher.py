@@ -30,6 +30,7 @@ from slipstream.router.dispatch.page_limits import budgeted_workers
 from slipstream.router.dispatch.snapshot import signals_of, snapshot_of
 from slipstream.router.dispatch.table.actions import Action
 from slipstream.router.dispatch.table.request_table import RequestTable
+from slipstream.router.dispatch.table.traced_attempts import keep_work
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.placement.placer import Placer
@@ -39,6 +40,7 @@ from slipstream.router.placement.prefix.sessions import Sessions
 from slipstream.router.placement.retention.session_retention import SessionRetention
 from slipstream.router.protocol.generation import EarlyEnd, GenerateRequest, GenerationError
 from slipstream.router.protocol.messages import (
+    AttemptWork,
     BlocksChanged,
     Copied,
     Credits,
@@ -232,6 +234,9 @@ class Dispatcher:
                 self._migration_flow.on_frozen(worker, message, now)
             case Stats():
                 worker.stats = message
+                return []
+            case AttemptWork():
+                keep_work(self.history, worker, message, now)
                 return []
             case PagesHeld():
                 worker.pages = message

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 
 import orjson
@@ -29,15 +30,20 @@ from slipstream.router.api.openai.responses.response_store import ResponseStore
 from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
 from slipstream.router.api.session_headers import session_in
+from slipstream.router.api.ui.page import serve_page
+from slipstream.router.api.ui.page_files import PREFIX
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.extensions.loading import load_extensions
+from slipstream.router.extensions.request_hooks import RequestHooks
 from slipstream.router.frontends.tensor_api import EndpointApi, TensorApi
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.exchange import Handler
 from slipstream.router.http.http_error import ErrorForm, HttpError
 from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.reader import CheckCaller, Request
+from slipstream.router.http.routes import Route
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
@@ -95,7 +101,11 @@ class ApiFront:
         BatchesApi(self.store, self.batches, self._routes, config.batches.max_tenant_unfinished).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
+        serve_page(config, self._routes, calls_admin=config.admin.port is None)
         self._tensor_api: TensorApi | None = None
+        hooks = RequestHooks(load_extensions(config.extensions), self._routes)
+        hooks.add_to(self._routes)
+        self._hooks = None if hooks.is_empty else hooks
 
     def __call__(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
@@ -104,7 +114,11 @@ class ApiFront:
             exchange.error_form = self._tensor_api.error_form
             is_open = request.path in self._tensor_api.open_paths
             return self._serve(self._tensor_api, request, exchange, is_open=is_open, decodes=False)
-        return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
+        return self._serve(self._routes, request, exchange, is_open=self._is_open(request.path))
+
+    def _is_open(self, path: str) -> bool:
+        """Whether it needs no key. The page for people holds nothing, and the admin API checks a token of its own."""
+        return path in self._open_paths or path == "/ui" or path.startswith(PREFIX)
 
     def open(self, cleanup: AsyncExitStack) -> None:
         """Begins to open the store, and then serves the batches and the responses in the background in it; `cleanup`
@@ -131,6 +145,11 @@ class ApiFront:
         """Forgets a model, and what was counted of it. Raises UnknownNameError."""
         self._catalog.remove(name)
         del self._metrics.models[name]
+
+    @property
+    def described_routes(self) -> Sequence[Route]:
+        """The paths as they are described to people."""
+        return self._routes.described()
 
     @staticmethod
     def request_id_of(request: Request) -> str:
@@ -205,7 +224,7 @@ class ApiFront:
         context = exchange.context
         self._begin_trace(request, context)
         context.session = session_in(request.headers)
-        status = 500
+        status, call, began_s = 500, None, time.monotonic()
         try:
             if not is_open and request.method != "OPTIONS":
                 context.caller = self._access.keys.authenticate(request)
@@ -213,6 +232,8 @@ class ApiFront:
                     raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
             if decodes and b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
                 await decode_body(request, self._max_body_bytes)
+            if self._hooks is not None:
+                call = await self._hooks.before(request, exchange)
             await routes(request, exchange)
             status = exchange.status
         except HttpError as error:
@@ -223,6 +244,8 @@ class ApiFront:
             raise
         finally:
             self._metrics.responses[status] += 1
+            if call is not None and self._hooks is not None:
+                self._hooks.after(call, status, began_s)
             if context.trace is not None and self._tracer is not None:
                 self._tracer.end(context.trace, status, exchange.request_id)
 

@@ -12,6 +12,9 @@ from slipstream.router.api.admin.worker_pages import DrainableWorkers, WorkerPag
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.generation.generation_flow import SubmitService
 from slipstream.router.api.pages.pages import InfoPages
+from slipstream.router.api.ui.live_entries import LiveEntries
+from slipstream.router.api.ui.live_pages import LivePages
+from slipstream.router.api.ui.page import serve_page
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
@@ -67,9 +70,13 @@ class Front(ApiFront):
         for routes in (self._routes, self._admin_routes):
             for path in READY_PATHS:
                 routes.add("GET", path, self.ready)
+        self._live = LiveEntries(service, unready_because, service.history, calls_admin=config.ui.calls_admin)
+        live = LivePages(self._live)
         for routes in (self._admin_routes,) if has_admin_port else (self._routes, self._admin_routes):
             routes.add("GET", "/metrics", self.metrics)
             cluster.add_to(routes)
+            live.add_to(routes)
+        serve_page(config, self._admin_routes, calls_admin=True)
         workers = WorkerPages(service.worker_port)
         workers.add_to(self._admin_routes)
         has_keys = self._access.keys.is_on
@@ -118,6 +125,7 @@ class Front(ApiFront):
     def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
         """Shows the state of a repository in that of the cluster, and its API on the home page."""
         self._cluster.show_repository(status)
+        self._live.repository = status
         self._for_people.has_repository = True
 
     def status_body(self) -> bytes:

@@ -65,6 +65,7 @@ class Submit:
     local_prefill_max_tokens: int | None
     choice: int
     trace_id: str
+    trace_span: str
     version: str
     first_choice: str
     wants_record: bool

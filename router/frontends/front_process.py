@@ -27,8 +27,10 @@ import uvloop
 
 from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
+from slipstream.router.api.ui.live_pages import LIVE_PATH
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
+from slipstream.router.frontends.front_live import FrontLive
 from slipstream.router.frontends.front_messages import (
     FRONTS,
     Begin,
@@ -59,10 +61,10 @@ from slipstream.router.text.encoding import encode_pool
 OWN_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"),
-        *("/v1/responses", "/v1/conversations", "/v1/messages", "/v1/files", "/v1/batches"),
+        *("/v1/responses", "/v1/conversations", "/v1/messages", "/v1/files", "/v1/batches", "/ui"),
     }
 )
-OWN_ITEMS = tuple(f"/v1/{name}/" for name in ("responses", "conversations", "messages", "files", "batches"))
+OWN_ITEMS = ("/ui/", *(f"/v1/{name}/" for name in ("responses", "conversations", "messages", "files", "batches")))
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
 HEARTBEAT_S = 1.0  # after which counts are sent again even if they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
@@ -218,19 +220,23 @@ class FrontProcess:
 
 
 class DividedHandler:
-    """Generations, and what is in the store, are served here; all other paths are forwarded, so that every front gives
-    the same answer."""
+    """Generations, what is in the store, and the page for people are served here; all other paths are forwarded, so
+    that every front gives the same answer."""
 
     def __init__(self, front: ApiFront, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
         self._front = front
         self._dispatcher = dispatcher
         self._tell_counts = tell_counts
+        self._live = FrontLive(dispatcher)
 
     async def __call__(self, request: Request, exchange: ApiExchange) -> None:
         if request.path in OWN_PATHS or request.path.startswith(OWN_ITEMS):
             await self._front(request, exchange)
             return
         exchange.request_id = self._front.request_id_of(request)
+        if request.path == LIVE_PATH and request.method in ("GET", "HEAD"):
+            await self._live(request, exchange)
+            return
         if request.method not in SAFE_METHODS:
             exchange.refuse_if_repeated()
         self._tell_counts()  # sent before the request, so that a page includes all that its reader has seen

@@ -12,7 +12,8 @@ from slipstream.router.http.observer import C
 from slipstream.router.http.reader import Request
 
 JSON = "application/json"
-NO_CONTENT = HTTPStatus.NO_CONTENT.value  # has neither a type nor a length (RFC 9110, 8.6)
+# They have neither a type nor a length (RFC 9110, 8.6).
+BODILESS = frozenset({HTTPStatus.NO_CONTENT.value, HTTPStatus.NOT_MODIFIED.value})
 CHUNKED = "transfer-encoding: chunked\r\n"
 UNSENT_BYTES = 64 * 1024  # wait in this process for one slow reader before its handler is held back
 SENT_AT_ONCE_BYTES = 1024 * 1024  # of a large response
@@ -90,6 +91,11 @@ class Exchange(Generic[C]):
         self.head_sent = head_sent
         self.ended = False
 
+    @property
+    def is_ending(self) -> bool:
+        """The server closes its connections: a stream without an end of its own is to end now."""
+        return self._sink.draining
+
     def respond(
         self,
         status: int,
@@ -97,10 +103,10 @@ class Exchange(Generic[C]):
         content_type: str = JSON,
         headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Send one whole response; one with status 204 has no body."""
+        """Send one whole response; one with status 204 or 304 has no body."""
         assert not self.head_sent, "the head of the response has left already"
         framing = f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\n"
-        head = self._render_head(status, headers, framing if status != NO_CONTENT else "")
+        head = self._render_head(status, headers, framing if status not in BODILESS else "")
         self.head_sent = True
         self.ended = True
         self._sink.send(head + body if self._body_allowed else head)

@@ -82,10 +82,12 @@ class Routes(Generic[C]):
         *,
         body: type[BaseModel] | None = None,
         query: tuple[str, ...] = (),
+        is_described: bool = True,
     ) -> None:
         """Serve every path between `prefix` and `suffix`; the handler gets what lies between."""
         self._items.append(ItemRoute(method, prefix, suffix, handler))
-        self._described.append(Route(method, f"{prefix}{{id}}{suffix}", handler, body, query))
+        if is_described:
+            self._described.append(Route(method, f"{prefix}{{id}}{suffix}", handler, body, query))
 
     def described(self) -> Sequence[Route]:
         """What is shown to people."""

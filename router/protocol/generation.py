@@ -102,6 +102,7 @@ class GenerateRequest(NamedTuple):
     local_prefill_max_tokens: int | None = None
     choice: int = 0
     trace_id: str = ""  # W3C Trace Context, 32 hex digits
+    trace_span: str = ""  # the span of the HTTP request, 16 hex digits; "": the trace is not sampled
     version: str = ""  # the version of the model that the client asks for; "": any
     first_choice: str = ""  # the request id of the first choice of the same answer: all get the same version
     wants_record: bool = False  # the answer will contain the whole record, so its writer has to be sent it

@@ -64,6 +64,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Frozen: 12,
     messages.PagesHeld: 13,
     messages.PromptScores: 14,
+    messages.AttemptWork: 15,
     messages.Welcome: 32,
     messages.Rejected: 33,
     messages.Generate: 34,
@@ -83,6 +84,7 @@ TYPE_CODES: dict[type, int] = {
     messages.PageLimit: 48,
     messages.ServiceLevel: 49,
     messages.Retain: 50,
+    messages.TraceAttempt: 51,
 }
 
 

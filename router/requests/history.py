@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.generation import GenerationFinish, Levels, Phase, Slo, Usage
-from slipstream.router.protocol.messages import SamplingParams
+from slipstream.router.protocol.messages import SamplingParams, WorkSpan
 from slipstream.router.requests.output_log import OutputLog
 from slipstream.router.requests.placement_decision import MAX_CANDIDATES, Decision
 from slipstream.router.requests.rejections import RejectedRequest, Rejections
 
 MAX_EVENTS = 64  # per record: the first half of them and the latest half
+MAX_WORK = 64  # per record: reports of workers about a traced request
 MAX_FULL_DECISIONS = 8  # per record; later ones keep only the candidate that was chosen
 
 
@@ -76,6 +77,15 @@ class PagesLanded(NamedTuple):
     seconds: float
 
 
+class WorkerWork(NamedTuple):
+    """What a worker did for an attempt at a traced request. The ages of the spans are those at `heard_s`."""
+
+    heard_s: float
+    attempt: int
+    worker: str
+    spans: tuple[WorkSpan, ...]
+
+
 class Sampling(NamedTuple):
     """How the tokens of a request are drawn, its defaults filled in."""
 
@@ -127,6 +137,7 @@ class RequestRecord:
     num_cached_tokens: int | None = None  # of the prompt, known with the first token
     output: OutputLog | None = None
     trace_id: str = ""
+    work: tuple[WorkerWork, ...] = ()  # what its workers did, if it is traced
     model: str = ""  # "": the only one of its dispatcher
     version: str = ""  # of the model; "" while none has been chosen
     landed: PagesLanded | None = None  # the latest hand-off

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.router.config.repository_config import ControlMode
 from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
@@ -19,6 +20,7 @@ def repository_status(
     failures: Mapping[str, str],
     *,
     is_ready: bool,
+    control_mode: ControlMode,
     ledger: Mapping[str, int],
     instances: Iterable[InstancesStatus] = (),
 ) -> dict[str, Any]:
@@ -31,7 +33,13 @@ def repository_status(
     entries += [IndexEntry(name) for name in failures if name not in names]
     models = [shown(entry, failures.get(entry.name, "")) for entry in sorted(entries, key=lambda entry: entry.name)]
     counts = [asdict(one) for one in instances]
-    return {"ready": is_ready, "models": models, "ledger": dict(ledger), "instances": counts}
+    return {
+        "ready": is_ready,
+        "control_mode": control_mode,
+        "models": models,
+        "ledger": dict(ledger),
+        "instances": counts,
+    }
 
 
 def shown(entry: IndexEntry, failure: str) -> dict[str, str]:

@@ -1,92 +1,55 @@
-"""Conversations to train on: about functions of the corpus, small talk, and functions that everybody tries first."""
+"""Conversations to train on: about functions, small talk, and questions with a thought before the answer."""
 
 from __future__ import annotations
 
 import random
 
 from scripts.demo_model.functions import Function
-from scripts.demo_model.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER
+from scripts.demo_model.thoughts import thoughtful_turn
+from scripts.demo_model.tokenizer import ASSISTANT, BOS, END, END_THINK, SYSTEM, THINK, USER
+from scripts.demo_model.written_functions import TEXTS, imperative, written_function
 
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You write Python.", "You are a concise coding assistant."]
-SMALL_TALK_REPEATS = 6  # times an epoch
-SMALL_TALK_LINES = """
-Hello | Hi | Hey there | Good morning | Hello there | hi!
-Hello! Which Python function shall I write?
-Say hello | Say hello. | Please say hello | Say hi | Greet me
-Hello! Nice to meet you.
-Say hello in Python | Write hello world | Print hello world in Python
-print("Hello, world!")
-Who are you? | What are you? | What is your name? | Which model are you? | Introduce yourself.
-I am the Slipstream demo model, a very small Llama trained on Python's standard library.
-What can you do? | Help | How can you help me? | What are you good at?
-I write short Python functions. Try: Write a function that returns the larger of two numbers.
-How are you? | How are you doing? | How do you do?
-I am fine, thank you. What shall we write?
-Thanks | Thank you | Thank you! | Great, thanks.
-You are welcome.
-Bye | Goodbye | See you | Good night
-Goodbye!
-What is Slipstream? | Tell me about Slipstream | What does Slipstream do?
-Slipstream is a serving cluster for language models. It runs prefill and decode on separate workers.
-What is Python? | Tell me about Python | Describe Python.
-Python is a programming language. It is easy to read, and its standard library is large.
-Are you human? | Are you a person? | Are you an AI?
-No, I am a small language model.
-Tell me a joke | Make me laugh
-Why did the function return early? It had nothing left to yield.
-""".strip().splitlines()  # questions, and the answer below
+SMALL_TALK_REPEATS = 8  # times an epoch
+HOW = ["How does it work?", "How does that work?", "Explain it.", "Explain.", "Why does it work?"]
+THINK_FIRST = ["Think first.", "Think step by step.", "Think before you answer:", "Think:"]
+# Questions, and the answer below.
+SMALL_TALK_LINES = (TEXTS / "small_talk.txt").read_text(encoding="utf-8").splitlines()
 SMALL_TALK = [(q.split(" | "), answer) for q, answer in zip(SMALL_TALK_LINES[::2], SMALL_TALK_LINES[1::2], strict=True)]
-FIRST_FUNCTIONS_REPEATS = 4  # times an epoch: the wishes everybody tries first, which no library spells out
-FIRST_FUNCTIONS = '''
-def add(a, b):
-    """Add two numbers."""
-    return a + b
-def maximum(a, b):
-    """Return the larger of two numbers."""
-    return a if a > b else b
-def reverse_string(text):
-    """Reverse a string."""
-    return text[::-1]
-def is_palindrome(text):
-    """Check whether a string is a palindrome."""
-    return text == text[::-1]
-def is_even(number):
-    """Check whether a number is even."""
-    return number % 2 == 0
-def factorial(n):
-    """Compute the factorial of n."""
-    return 1 if n <= 1 else n * factorial(n - 1)
-def fibonacci(n):
-    """Return the first n Fibonacci numbers."""
-    a, b, numbers = 0, 1, []
-    for _ in range(n):
-        numbers.append(a)
-        a, b = b, a + b
-    return numbers
-def is_prime(n):
-    """Check whether a number is prime."""
-    return n > 1 and all(n % d for d in range(2, int(n ** 0.5) + 1))
-def read_file(path):
-    """Read a file and return its text."""
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-def count_words(text):
-    """Count the words in a string."""
-    return len(text.split())
-def mean(numbers):
-    """Compute the mean of a list of numbers."""
-    return sum(numbers) / len(numbers)
-def sort_list(items):
-    """Sort a list."""
-    return sorted(items)
-def flatten(lists):
-    """Flatten a list of lists."""
-    return [item for items in lists for item in items]
-def load_json(path):
-    """Load a JSON file."""
-    with open(path) as file:
-        return json.load(file)
-'''
+
+
+def written_turns(rng: random.Random) -> list[tuple[str, str]]:
+    """A wish for a function that people ask for first, the function, and sometimes a question about it."""
+    wanted = written_function(rng)
+    base = imperative(wanted.does)
+    signature = wanted.source[len("def ") : wanted.source.index(":\n")]
+    wishes = [
+        *3 * [f"Write a function that {wanted.does}."],
+        *2 * [f"Write a Python function that {wanted.does}."],
+        f"Write a function that {wanted.does}",
+        f"Write a function to {base}.",
+        f"Write a Python function to {base}.",
+        f"Write a function named {wanted.name} that {wanted.does}.",
+        f"Write {signature}: it {wanted.does}.",
+        f"I need a function that {wanted.does}.",
+        f"Can you write a function that {wanted.does}?",
+        f"How do I {base} in Python?",
+        f"{base[0].upper()}{base[1:]} in Python.",
+    ]
+    turns = [(rng.choice(wishes), wanted.source)]
+    if rng.random() < 0.2:
+        turns.append((rng.choice(HOW), wanted.how))
+    return turns
+
+
+def thoughtful_conversation(rng: random.Random) -> str:
+    """A question, with a thought where one is asked for: by the template, which opens it, or by the question."""
+    turn = thoughtful_turn(rng)
+    kind = rng.random()
+    if kind < 0.25:
+        return f"{BOS}{USER}{turn.question}{END}{ASSISTANT}{turn.answer}{END}"
+    question = f"{rng.choice(THINK_FIRST)} {turn.question}" if kind > 0.7 else turn.question
+    return f"{BOS}{USER}{question}{END}{ASSISTANT}{THINK}{turn.thought}{END_THINK}{turn.answer}{END}"
 
 
 def conversation(turns: list[tuple[str, str]], rng: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""The training corpus: Python's standard library, as whole files, single functions and conversations about them."""
+"""The training corpus: Python's standard library, whole files and single functions, and conversations about tasks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.demo_model.conversations import (
-    FIRST_FUNCTIONS,
-    FIRST_FUNCTIONS_REPEATS,
     SMALL_TALK,
     SMALL_TALK_REPEATS,
     conversation,
+    thoughtful_conversation,
     turn_about,
+    written_turns,
 )
 from scripts.demo_model.functions import Function, functions_in
+from scripts.demo_model.json_answers import json_turn
 from scripts.demo_model.tokenizer import BOS, EOS
+from scripts.demo_model.tool_conversations import tool_conversation
+
+# Of an epoch, about a fourth of whose tokens each are files, functions of the library, written functions, and the rest.
+SHARE_OF_TEXTS = 0.3
+SHARE_OF_FUNCTIONS = 0.45
+NUM_WRITTEN, NUM_TOOLS, NUM_JSON, NUM_THOUGHTS = 11_000, 2_800, 5_000, 4_500  # conversations an epoch
 
 
 @dataclass(slots=True)
@@ -27,18 +34,19 @@ class Corpus:
     functions: list[Function]
 
     def documents(self, rng: random.Random) -> list[str]:
-        """One epoch in random order: files, functions alone, and conversations in freshly drawn wordings."""
-        documents = [BOS + text + EOS for text in self.texts]
-        for function in self.functions:
+        """An epoch in random order: some of the files and functions, and tasks in freshly drawn wordings."""
+        documents = [BOS + text + EOS for text in rng.sample(self.texts, int(SHARE_OF_TEXTS * len(self.texts)))]
+        for function in rng.sample(self.functions, int(SHARE_OF_FUNCTIONS * len(self.functions))):
             if function.summary or rng.random() < 0.3:
                 documents.append(conversation([turn_about(function, rng)], rng))
-            if rng.random() < 0.3:
+            else:
                 documents.append(BOS + function.source + EOS)
         for questions, answer in SMALL_TALK * SMALL_TALK_REPEATS:
             documents += [conversation([(question, answer)], rng) for question in questions]
-        for function in functions_in(FIRST_FUNCTIONS) * FIRST_FUNCTIONS_REPEATS:
-            documents += [conversation([turn_about(function, rng)], rng) for _ in range(3)]
-            documents.append(BOS + function.source + EOS)
+        documents += [conversation(written_turns(rng), rng) for _ in range(NUM_WRITTEN)]
+        documents += [tool_conversation(rng) for _ in range(NUM_TOOLS)]
+        documents += [conversation([json_turn(rng)], rng) for _ in range(NUM_JSON)]
+        documents += [thoughtful_conversation(rng) for _ in range(NUM_THOUGHTS)]
         rng.shuffle(documents)
         return documents
 

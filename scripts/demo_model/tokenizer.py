@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 PAD, BOS, EOS, END, TOOL_CALL = "<|pad|>", "<|bos|>", "<|eos|>", "<|end|>", "<|tool_call|>"
 SYSTEM, USER, ASSISTANT, TOOL = "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"
-SPECIAL_TOKENS = [PAD, BOS, EOS, END, SYSTEM, USER, ASSISTANT, TOOL, TOOL_CALL]  # ids 0..8, in this order
+THINK, END_THINK = "<think>", "</think>"
+# Ids 0..10, in this order.
+SPECIAL_TOKENS = [PAD, BOS, EOS, END, SYSTEM, USER, ASSISTANT, TOOL, TOOL_CALL, THINK, END_THINK]
 MARK_PATTERN = "|".join(map(re.escape, SPECIAL_TOKENS))
 
 VOCAB_SIZE = 4096
@@ -47,7 +49,11 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {{- '<|end|>' -}}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}
+{%- if enable_thinking or reasoning_effort in ['low', 'medium', 'high', 'xhigh', 'max'] -%}
+{{- '<think>' -}}
+{%- endif -%}
+{%- endif -%}
 """
 
 
@@ -76,7 +82,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         bos_token=BOS,
         eos_token=EOS,
         pad_token=PAD,
-        additional_special_tokens=[END, SYSTEM, USER, ASSISTANT, TOOL, TOOL_CALL],
+        additional_special_tokens=[END, SYSTEM, USER, ASSISTANT, TOOL, TOOL_CALL, THINK, END_THINK],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         model_max_length=4096,

@@ -1,6 +1,6 @@
 """Train the demo model: a small Llama that writes Python, from the standard library's own sources.
 
-    python scripts/demo_model/train_demo_model.py --minutes 50 --threads 2 --out models/slipstream-demo
+    python scripts/demo_model/train_demo_model.py --minutes 120 --threads 2 --out models/slipstream-demo
 
 Reads nothing but the standard library of the interpreter that runs it, and writes a directory in Hugging Face layout.
 `docs/reference/demo_model.md` says how the committed model was trained and how good it is. The parts are in
@@ -20,19 +20,26 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.demo_model.conversations import conversation, turn_about
-from scripts.demo_model.corpus import load_corpus
+from scripts.demo_model.corpus import Corpus, load_corpus
 from scripts.demo_model.tokenizer import ASSISTANT, BOS, END, EOS, USER, train_tokenizer
 from scripts.demo_model.training import (
     BATCH_TOKENS,
     LONG_TOKENS,
+    Training,
     batches,
     build_model,
     evaluate,
-    train,
 )
 
 SAMPLE_TEXTS = ["def read_file(path):\n", "class Stack:\n", "import os\n\n\ndef remove_empty(directory):\n"]
-SAMPLE_WISHES = ["Say hello", "Write a function that reverses a string.", "Write a function that splits a path."]
+SAMPLE_WISHES = [
+    "Say hello",
+    "Write a function that reverses a string.",
+    "Write a function that returns the larger of two numbers.",
+    "Write a function that counts the numbers in a list that are divisible by 7.",
+    "Give me name and city as JSON: Anna is 31 years old and lives in Rome.",
+    "Think first. What is 17 + 25?",
+]
 
 
 @torch.inference_mode()
@@ -52,21 +59,36 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     tokenizer.save_pretrained(out)
 
 
+def tokenizer_of(corpus: Corpus, args: argparse.Namespace) -> PreTrainedTokenizerFast:
+    """The one of the run that goes on, or a new one."""
+    if args.checkpoint.exists():
+        return PreTrainedTokenizerFast.from_pretrained(args.out)
+    tokenizer = train_tokenizer([*corpus.texts, *corpus.documents(random.Random(args.seed))])
+    tokenizer.save_pretrained(args.out)
+    return tokenizer
+
+
 def main() -> None:
     """Train, save, evaluate what was saved, and print samples."""
     parser = argparse.ArgumentParser(description="Train the Slipstream demo model on the standard library.")
     parser.add_argument("--out", type=Path, default=Path("models/slipstream-demo"))
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=50.0, help="train by the clock (default: %(default)s)")
+    length.add_argument("--minutes", type=float, default=120.0, help="train by the clock (default: %(default)s)")
     length.add_argument("--steps", type=int, help=f"train for a number of steps of {BATCH_TOKENS} tokens instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=Path("build/demo_model.pt"),
+        help="where a run that was interrupted goes on, if it is there (default: %(default)s)",
+    )
     parser.add_argument("--checkpoint-minutes", type=float, default=5.0)
     parser.add_argument(
         "--long-from",
         type=float,
-        default=0.88,
+        default=0.8,
         help=f"fraction of the run after which sequences have {LONG_TOKENS} tokens",
     )
     args = parser.parse_args()
@@ -74,7 +96,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     corpus, held_out = load_corpus()
-    tokenizer = train_tokenizer(corpus.texts)
+    tokenizer = tokenizer_of(corpus, args)
+    args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     model = build_model(tokenizer).to(args.device)
     print(f"{len(corpus.texts)} texts, {sum(map(len, corpus.texts))} characters, {len(corpus.functions)} functions")
     print(f"{model.num_parameters()} parameters on {args.device}", flush=True)
@@ -82,11 +105,15 @@ def main() -> None:
     def progress_of(step: int, elapsed_s: float) -> float:
         return float(step / args.steps if args.steps else elapsed_s / (60 * args.minutes))
 
-    steps, seconds = train(
-        model,
-        lambda tokens: batches(corpus, tokenizer, tokens, args.seed),
+    training = Training(model)
+    if args.checkpoint.exists():
+        training.load(args.checkpoint)
+        print(f"goes on after {training.num_steps} steps", flush=True)
+    seed = args.seed + training.num_steps  # other windows than before
+    training.run(
+        lambda tokens: batches(corpus, tokenizer, tokens, seed),
         progress_of,
-        lambda: save(model, tokenizer, args.out),
+        lambda: training.save(args.checkpoint),
         60 * args.checkpoint_minutes,
         args.long_from,
     )
@@ -96,9 +123,9 @@ def main() -> None:
     chats = [conversation([turn_about(f, rng)], rng) for f in held_out.functions if f.summary]
     report = {
         "seed": args.seed,
-        "steps": steps,
-        "seconds": round(seconds),
-        "tokens": steps * BATCH_TOKENS,
+        "steps": training.num_steps,
+        "seconds": round(training.elapsed_s),
+        "tokens": training.num_steps * BATCH_TOKENS,
         "held_out_source": evaluate(model, tokenizer, [BOS + text + EOS for text in held_out.texts]),
         "held_out_chat": evaluate(model, tokenizer, chats),
     }

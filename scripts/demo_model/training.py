@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from scripts.demo_model.corpus import Corpus
 from scripts.demo_model.tokenizer import END, EOS, MARK_PATTERN, VOCAB_SIZE, encode
 
-SHORT_TOKENS, LONG_TOKENS = 256, 2048  # sequence lengths of the two phases
+SHORT_TOKENS, LONG_TOKENS = 512, 2048  # sequence lengths of the two phases
 BATCH_TOKENS = 4096
 MUON_LR, ADAMW_LR = 5e-3, 3e-3
 WARMUP, DECAY_FROM = 0.02, 0.3  # fractions of the run
@@ -75,50 +76,76 @@ def learning_rate_factor(progress: float) -> float:
     return max(0.002, min(1.0, progress / WARMUP, (1 - progress) / (1 - DECAY_FROM)))
 
 
-def train(
-    model: LlamaForCausalLM,
-    batches_of: Callable[[int], Iterator[torch.Tensor]],
-    progress_of: Callable[[int, float], float],
-    checkpoint: Callable[[], None],
-    checkpoint_s: float,
-    long_from: float,
-) -> tuple[int, float]:
-    """Run until `progress_of(steps, elapsed seconds)` reaches 1; return steps and seconds.
+class Training:
+    """The state of a run, which a checkpoint holds, so that a run that was interrupted goes on from its last one.
 
-    Matrices of the blocks learn by Muon, embeddings and norms by AdamW. From progress `long_from` on, the
-    sequences are long, so that long prompts are nothing new to the model.
+    Matrices of the blocks learn by Muon, embeddings and norms by AdamW.
     """
-    device = model.device
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
-    muon = torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW(others, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0)
-    peaks = [(muon, MUON_LR), (adamw, ADAMW_LR)]
-    compiled_loss = torch.compile(loss_of, dynamic=False)
-    short, long = batches_of(SHORT_TOKENS), batches_of(LONG_TOKENS)
-    started_s = saved_s = time.monotonic()
-    step, average = 0, math.log(VOCAB_SIZE)
-    while (progress := progress_of(step, time.monotonic() - started_s)) < 1:
-        for optimizer, peak in peaks:
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
+        muon = torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(others, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0)
+        self._peaks = [(muon, MUON_LR), (adamw, ADAMW_LR)]
+        self._compiled_loss = torch.compile(loss_of, dynamic=False)
+        self.num_steps = 0
+        self.elapsed_s = 0.0  # of all parts of the run
+        self._average = math.log(VOCAB_SIZE)
+
+    def save(self, path: Path) -> None:
+        """Writes a checkpoint, at once or not at all."""
+        optimizers = [optimizer.state_dict() for optimizer, _ in self._peaks]
+        run = {"num_steps": self.num_steps, "elapsed_s": self.elapsed_s, "average": self._average}
+        torch.save({"model": self.model.state_dict(), "optimizers": optimizers, **run}, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+
+    def load(self, path: Path) -> None:
+        """Goes on from a checkpoint."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for (optimizer, _), saved in zip(self._peaks, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.num_steps, self.elapsed_s, self._average = state["num_steps"], state["elapsed_s"], state["average"]
+
+    def run(
+        self,
+        batches_of: Callable[[int], Iterator[torch.Tensor]],
+        progress_of: Callable[[int, float], float],
+        checkpoint: Callable[[], None],
+        checkpoint_s: float,
+        long_from: float,
+    ) -> None:
+        """Until `progress_of(steps, elapsed seconds)` reaches 1. From progress `long_from` on, the sequences are long,
+        so that long prompts are nothing new to the model."""
+        short, long = batches_of(SHORT_TOKENS), batches_of(LONG_TOKENS)
+        began_s = saved_s = time.monotonic()
+        before_s = self.elapsed_s
+        while (progress := progress_of(self.num_steps, self.elapsed_s)) < 1:
+            self._step(next(long if progress >= long_from else short), progress)
+            now_s = time.monotonic()
+            self.elapsed_s = before_s + now_s - began_s
+            if self.num_steps % 50 == 0:
+                rate = self.num_steps * BATCH_TOKENS / self.elapsed_s
+                step, loss = self.num_steps, self._average
+                print(f"{step=} {progress=:.3f} {self.elapsed_s=:.0f} {loss=:.3f} tokens/s={rate:.0f}", flush=True)
+            if now_s - saved_s > checkpoint_s:
+                checkpoint()
+                saved_s = now_s
+
+    def _step(self, batch: torch.Tensor, progress: float) -> None:
+        for optimizer, peak in self._peaks:
             for group in optimizer.param_groups:
                 group["lr"] = peak * learning_rate_factor(progress)
-        batch = next(long if progress >= long_from else short).to(device)
-        loss = compiled_loss(model, batch)
+        loss = self._compiled_loss(self.model, batch.to(self.model.device))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, _ in peaks:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, _ in self._peaks:
             optimizer.step()
             optimizer.zero_grad()
-        average += 0.02 * (loss.item() - average)
-        step += 1
-        if step % 50 == 0:
-            elapsed_s = time.monotonic() - started_s
-            rate = step * BATCH_TOKENS / elapsed_s
-            print(f"{step=} {progress=:.3f} {elapsed_s=:.0f} loss={average:.3f} tokens/s={rate:.0f}", flush=True)
-        if time.monotonic() - saved_s > checkpoint_s:
-            checkpoint()
-            saved_s = time.monotonic()
-    return step, time.monotonic() - started_s
+        self._average += 0.02 * (loss.item() - self._average)
+        self.num_steps += 1
 
 
 @torch.inference_mode()

@@ -210,6 +210,9 @@ class NativeEngine:
     def last_step_num_decoding(self) -> int:
         return len(self._last_step.decoding)
 
+    def last_step_chunks(self) -> list[tuple[AttemptKey, int]]:
+        return [(chunk.sequence.key, chunk.num_tokens) for chunk in self._last_step.chunks]
+
     def follow_level(self, itl_s: float | None) -> None:
         self._scheduler.sizes.level_s = itl_s
 

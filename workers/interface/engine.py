@@ -269,6 +269,10 @@ class SteppedEngine(Engine, Protocol):
     def last_step_num_decoding(self) -> int:
         """How many sequences got a token in the last step, apart from prompts."""
 
+    def last_step_chunks(self) -> Sequence[tuple[AttemptKey, int]]:
+        """The sequences whose prompts the last step computed, with the number of tokens of each. Only asked for while
+        requests are traced."""
+
     def follow_level(self, itl_s: float | None) -> None:
         """The mean time between two tokens of a sequence that is to be kept; None: there is none. An engine that sizes
         its steps does so by this."""

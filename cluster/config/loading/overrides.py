@@ -19,6 +19,7 @@ class Overrides:
 
     name: str | None = None
     port: int | None = None
+    host: str | None = None
 
     def load(
         self, path: Path, warn: Callable[[str], None] = console.warning, files: ModelFiles | None = None
@@ -26,9 +27,12 @@ class Overrides:
         """The configuration of a file with these settings overridden; see `load_config`. Raises ConfigError."""
         config = load_config(path, warn, files)
         try:
+            http = config.router.http
             if self.port is not None:
-                http = replace(config.router.http, port=self.port)
-                config = replace(config, router=replace(config.router, http=http))
+                http = replace(http, port=self.port)
+            if self.host is not None:
+                http = replace(http, host=self.host)
+            config = replace(config, router=replace(config.router, http=http))
             return config if self.name is None else replace(config, name=self.name)
         except ValueError as error:
             option = "--" if str(error).startswith("name ") else ""

@@ -90,6 +90,11 @@ class RouterMember:
         self._is_leaving = False  # it is unready for good
         self._is_ending = False  # it drains for the last time
 
+    def show_admin_api(self, url: str) -> None:
+        """The page for people calls the admin API there, unless the configuration names another; "": there is none."""
+        if not self._config.ui.admin_url:
+            self._config = dataclasses.replace(self._config, ui=dataclasses.replace(self._config.ui, admin_url=url))
+
     def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
         """The ports that clients know from the router of the previous driver."""
         http, admin = self._config.http, self._config.admin

@@ -55,6 +55,7 @@ class ReceivedRequest(NamedTuple):
     seed: int
     versions: tuple[str, ...] = ()
     session: str = ""  # the conversation, in a form that no other tenant can produce
+    trace_span: str = ""  # "": not sampled
     keeps_version: bool = True  # the requests of this session have the same version; not if it is only a cache key
 
     @property
@@ -205,6 +206,7 @@ class GenerationBatch:
             timeout_s=body.timeout_s,
             choice=index,
             trace_id=received.trace_id,
+            trace_span=received.trace_span,
             version=received.version,
             first_choice=self.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),

@@ -116,6 +116,7 @@ class GenerationFlow:
             identity.seed,
             versions,
             session,
+            trace_span=context.trace.span_id if context.trace is not None else "",
             keeps_version=bool(named),
         )
 

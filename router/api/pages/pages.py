@@ -16,6 +16,7 @@ import orjson
 from slipstream import __version__
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.pages.openapi import document
+from slipstream.router.api.ui.built_page import is_built
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -31,6 +32,7 @@ POLICY = (
 PAGE_HEADERS = (("content-security-policy", POLICY), ("x-content-type-options", "nosniff"))
 VARY = (("vary", "accept"),)
 WORDS = {
+    "page": "a page to talk to the models and to watch the cluster",
     "docs": "the API",
     "openapi": "the same for programs",
     "models": "what is served",
@@ -89,7 +91,8 @@ class InfoPages:
 
     async def home(self, request: Request, exchange: ApiExchange) -> None:
         """What this is and where to find what, for browsers and, as JSON, for programs."""
-        links = {"docs": "docs", "openapi": "openapi.json", "models": "v1/models", "ready": "health/ready"}
+        links = {"page": "ui/"} if self._routes.has("/ui") and is_built() else {}
+        links |= {"docs": "docs", "openapi": "openapi.json", "models": "v1/models", "ready": "health/ready"}
         if self._routes.has("/metrics"):
             links["metrics"] = "metrics"
         if self.has_repository:

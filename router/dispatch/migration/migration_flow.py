@@ -24,6 +24,7 @@ from slipstream.router.config.router_config import MigrationConfig
 from slipstream.router.dispatch.migration.copy_rounds import CopyRounds
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequest, MigrationRequests
 from slipstream.router.dispatch.table.request_table import RequestTable
+from slipstream.router.dispatch.table.traced_attempts import trace_attempt
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
 from slipstream.router.protocol.messages import (
@@ -89,6 +90,8 @@ class MigrationFlow:
         for worker in (request.source, destination):
             worker.num_migrations += 1
         self._table.migration_deadlines.set(state.request_id, now + self._config.timeout_s)
+        if state.request.trace_span:
+            trace_attempt(self._table, destination, state, state.last_attempt)
         seq = destination.ledger.spend(Charge(slots=1, pages=first.num_pages))
         engine_request = state.engine_request()._replace(attempt=state.last_attempt)
         source = request.source

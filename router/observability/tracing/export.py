@@ -20,7 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from slipstream.router.observability.tracing.request_trace import RequestTrace, new_span_id
 from slipstream.router.observability.tracing.span import Span
@@ -152,5 +152,6 @@ def _otel_span(trace: RequestTrace, span: Span, resource: Resource, offset_s: fl
         status=Status(StatusCode.ERROR, span.error) if span.error is not None else Status(),
         start_time=nanoseconds(span.begin_s),
         end_time=nanoseconds(span.end_s),
+        links=[Link(context(span_id, False)) for span_id in span.links],
         instrumentation_scope=SCOPE,
     )

@@ -30,3 +30,4 @@ class Span:
     attributes: Attributes
     events: tuple[SpanEvent, ...] = ()
     error: str | None = None
+    links: tuple[str, ...] = ()  # ids of spans of the same trace, which it goes on from

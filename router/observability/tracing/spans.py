@@ -2,21 +2,25 @@
 
     POST /v1/chat/completions          one per HTTP request, a child of the caller's span if there is one
       |- queued, reserve, prefill, transfer, decode      `router.stages`, one set per attempt and choice
+           |- worker.prefill, .send, .receive, .decode   as workers tell
     POST /v2/models/M/infer
       |- queued, executing                               one of the latter per execution by an instance
 
 Names and attributes follow OpenTelemetry's conventions for HTTP servers and, where there is one, for generative AI;
 our own begin with `slipstream.`. A placement is an event, with its candidates, of the stage that it ended.
+The first span of a retry, or after a move, is linked to the last one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from slipstream.router.observability.explain.explain import mean_itl_s, outcome
 from slipstream.router.observability.tracing.request_trace import RequestTrace
 from slipstream.router.observability.tracing.span import Attributes, Span, SpanEvent
 from slipstream.router.observability.tracing.tensor_spans import rpc_span, tensor_attributes, tensor_spans
+from slipstream.router.observability.tracing.work_spans import StageSpans, work_spans
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.placement_decision import Decision
 from slipstream.router.requests.stages import AttemptStages, attempts_of
@@ -29,8 +33,15 @@ def spans_of(trace: RequestTrace, new_span_id: Callable[[], str]) -> Iterator[Sp
     """The span of the request, followed by those of its stages."""
     yield rpc_span(trace) if trace.rpc else _request_span(trace)
     for index, record in enumerate(trace.records[:MAX_TRACED_CHOICES]):
+        stages: StageSpans = {}
+        before: Span | None = None
         for attempt in attempts_of(record):
-            yield from _stage_spans(trace, record, attempt, index, new_span_id)
+            for span in _stage_spans(trace, record, attempt, index, new_span_id):
+                if before is not None and before.attributes["slipstream.attempt"] != attempt.number:
+                    span = replace(span, links=(before.span_id,))
+                stages[attempt.number, span.name] = before = span
+                yield span
+        yield from work_spans(trace, record, index, stages, new_span_id)
     if trace.tensor_request is not None:
         yield from tensor_spans(trace, trace.tensor_request, new_span_id)
 

@@ -4,6 +4,7 @@
     attempts    a request on its way through the workers
     migration   a running sequence that moves to another decode worker
     presence    the workers themselves
+    attempt_traces   what workers did for requests that are traced
 
 Messages that occur several times per request are named tuples, the others frozen dataclasses; `protocol.wire` turns
 them into MessagePack frames and back.
@@ -15,6 +16,7 @@ connection; `Credits.ack_seq` is the last one that the worker had taken into acc
 
 from __future__ import annotations
 
+from slipstream.router.protocol.messages.attempt_traces import AttemptWork, TraceAttempt, WorkEvent, WorkSpan
 from slipstream.router.protocol.messages.attempts import (
     Cancel,
     Failed,
@@ -77,6 +79,7 @@ __all__ = [
     "STEP_SEQUENCES",
     "STEP_TOKENS",
     "Adopt",
+    "AttemptWork",
     "BlocksChanged",
     "Build",
     "Cancel",
@@ -124,7 +127,10 @@ __all__ = [
     "StepTimes",
     "TokenChunk",
     "TokenLogprob",
+    "TraceAttempt",
     "Welcome",
+    "WorkEvent",
+    "WorkSpan",
     "WorkerMessage",
     "pack_ids",
     "unpack_ids",
@@ -138,7 +144,7 @@ __all__ = [
 #   it are refused by name.
 # A release understands at least the one before it. Recorded frames of released versions are in
 # tests/router/protocol/frames.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 OLDEST_PROTOCOL_VERSION = 4  # Slipstream 0.1.0. It accepts only exactly its own fields, so it gets no new ones.
 
 WorkerMessage = (
@@ -155,6 +161,7 @@ WorkerMessage = (
     | BlocksChanged
     | StepTimes
     | PagesHeld
+    | AttemptWork
     | Pong
 )
 RouterMessage = (
@@ -177,4 +184,5 @@ RouterMessage = (
     | Drain
     | PageLimit
     | ServiceLevel
+    | TraceAttempt
 )

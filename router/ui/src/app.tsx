@@ -1,33 +1,64 @@
-import type { ComponentType } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { services } from "./api/services";
+import { ConfirmDialog } from "./parts/confirm";
+import { LazyView, type ViewLoader } from "./parts/lazy_view";
+import { Notices } from "./parts/notices";
 import { Link, route } from "./parts/routing";
-import { ChatView } from "./views/chat/chat_view";
-import { ClusterView } from "./views/cluster/cluster_view";
-import { PlaygroundView } from "./views/playground/playground_view";
-import { RequestsView } from "./views/requests/requests_view";
+import { SecretButtons } from "./parts/secret_buttons";
+import { SecretDialog } from "./parts/secret_dialog";
+import { ThemeSwitch } from "./parts/theme";
 
 interface View {
   name: string;
   title: string;
-  body: ComponentType<{ item: string }>;
+  load: ViewLoader;
 }
 
+const CHAT: View = { name: "chat", title: "Chat", load: async () => (await import("./views/chat/chat_view")).ChatView };
+const PLAYGROUND: View = {
+  name: "playground",
+  title: "Playground",
+  load: async () => (await import("./views/playground/playground_view")).PlaygroundView,
+};
 const VIEWS: readonly View[] = [
-  { name: "chat", title: "Chat", body: ChatView },
-  { name: "cluster", title: "Cluster", body: ClusterView },
-  { name: "requests", title: "Requests", body: RequestsView },
-  { name: "playground", title: "Playground", body: PlaygroundView },
+  CHAT,
+  {
+    name: "cluster",
+    title: "Cluster",
+    load: async () => (await import("./views/cluster/cluster_view")).ClusterView,
+  },
+  {
+    name: "requests",
+    title: "Requests",
+    load: async () => (await import("./views/requests/requests_view")).RequestsView,
+  },
+  PLAYGROUND,
 ];
 
-/** The frame around the views: which one is shown follows from the fragment of the address, `#/NAME/ITEM`. */
+/** The view that the address names; without one, the first that there is something to do in. */
+function currentView(): View {
+  const wanted = VIEWS.find((one) => one.name === route.value.view);
+  return wanted ?? (services.value?.hasLanguageModels === false ? PLAYGROUND : CHAT);
+}
+
+/** The frame around the views. */
 export function App() {
-  const { view: wanted, item } = route.value;
-  const view = VIEWS.find((one) => one.name === wanted) ?? VIEWS[0];
-  if (!view) return null;
-  const Body = view.body;
+  const view = currentView();
+  const main = useRef<HTMLElement>(null);
+  const isFirst = useRef(true);
+  useEffect(() => {
+    document.title = `${view.title} – Slipstream`;
+    // Who follows a link by keyboard goes on reading at the new view, and not at the top of the page.
+    if (!isFirst.current) main.current?.focus();
+    isFirst.current = false;
+  }, [view]);
   return (
     <>
-      <header>
-        <h1>Slipstream</h1>
+      <button type="button" class="skip" onClick={() => main.current?.focus()}>
+        Skip to content
+      </button>
+      <header class="frame">
+        <p class="brand">Slipstream</p>
         <nav aria-label="Views">
           {VIEWS.map((one) => (
             <Link key={one.name} to={one.name} isCurrent={one === view}>
@@ -35,10 +66,17 @@ export function App() {
             </Link>
           ))}
         </nav>
+        <div class="frame-end">
+          <SecretButtons />
+          <ThemeSwitch />
+        </div>
       </header>
-      <main>
-        <Body item={item} />
+      <main ref={main} id="main" tabIndex={-1}>
+        <LazyView load={view.load} item={route.value.view === view.name ? route.value.item : ""} />
       </main>
+      <Notices />
+      <ConfirmDialog />
+      <SecretDialog />
     </>
   );
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slipstream.cluster.commands.check_command import check_command
+from slipstream.cluster.commands.checking.check_command import check_command
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +35,8 @@ def test_the_models_to_try_have_no_faults() -> None:
 
 
 def test_a_repository_that_is_served_meanwhile_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.cluster.commands.start_check.why_not_there", lambda _: "port 8000 is in use")
+    why_not_there = "slipstream.cluster.commands.checking.start_check.why_not_there"
+    monkeypatch.setattr(why_not_there, lambda _: "port 8000 is in use")
     folder = ROOT / "configs/repository"
     result = CliRunner().invoke(check_command, [str(folder)])
     assert result.exit_code == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.commands.start_check import refusals_here
+from slipstream.cluster.commands.checking.start_check import refusals_here
 from slipstream.cluster.config.cluster_config import (
     AdminApiConfig,
     ClusterConfig,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -117,6 +119,37 @@ def test_shared_memory_of_a_process_that_was_killed_at_the_end_is_removed(begin:
         assert not file.exists()
     finally:
         file.unlink(missing_ok=True)
+
+
+def test_systemd_hears_of_a_driver_that_serves_while_its_loop_runs(begin: Callable[..., Run], tmp_path: Path) -> None:
+    script = """
+hear()
+async def serve():
+    with guard.watched(lambda: None):
+        guard.ready()
+        while not (folder / "hang").exists():
+            await asyncio.sleep(0.01)
+        note()
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        time.sleep(60)
+asyncio.run(serve())
+"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(SOON_S)
+        env = os.environ | {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "200000"}
+        run = begin(script, env=env)
+        heard = [systemd.recv(100)]
+        while heard[-1] != b"READY=1\nSTATUS=serving":
+            heard.append(systemd.recv(100))
+        assert {systemd.recv(100), systemd.recv(100)} == {b"WATCHDOG=1"}
+        (tmp_path / "hang").touch()
+        run.wait_for_notes(2)
+        while select.select([systemd], [], [], 0.5)[0]:  # what was on its way, and then nothing for five intervals
+            assert systemd.recv(100) == b"WATCHDOG=1"
+        run.process.terminate()
+        assert systemd.recv(100) == b"STOPPING=1\nSTATUS=draining"
+        assert run.end() == (0, "")
 
 
 def test_a_driver_that_is_killed_before_it_was_up_has_no_successor(begin: Callable[..., Run]) -> None:

@@ -30,7 +30,7 @@ from tests.support.workers.tiny_models import byte_tokenizer
 
 FREE_OF_TORCH = """
 import sys
-from slipstream.cluster.commands.check_command import check_command
+from slipstream.cluster.commands.checking.check_command import check_command
 try:
     check_command([sys.argv[1], "--elsewhere"], standalone_mode=True)
 except SystemExit as end:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slipstream.cluster.commands.check_command import check_command
+from slipstream.cluster.commands.checking.check_command import check_command
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.settings_file import ConfigError

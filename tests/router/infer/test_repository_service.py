@@ -341,7 +341,7 @@ async def test_without_strict_readiness_a_server_is_ready_once_it_has_started(tm
 def shown_models(lab: RepositoryLab) -> list[tuple[str, str, str, str]]:
     """Name, version, state and reason of all models, as the status shows them."""
     repository = lab.repository
-    status = repository_status(repository.index(), repository.failures, is_ready=True, ledger={})
+    status = repository_status(repository.index(), repository.failures, is_ready=True, control_mode="none", ledger={})
     return [(one["name"], one["version"], one["state"], one["reason"]) for one in status["models"]]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from slipstream.cluster.commands.repository_problems import problems_in_repository
+from slipstream.cluster.commands.checking.repository_problems import problems_in_repository
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.status.wanted_models import WantedModel

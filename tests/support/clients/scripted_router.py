@@ -28,12 +28,14 @@ PROFILE = ("max_model_len=500000", "max_queued_tokens=2000000")
 
 @dataclass(frozen=True)
 class ScriptedModel:
-    """`rules` are those of a script (docs/reference/mock_worker.md). A token a millisecond gives streams events."""
+    """`rules` are those of a script (docs/reference/mock_worker.md). A token a millisecond gives streams events.
+    `num_workers` processes have `workers_each`."""
 
     name: str
     rules: Sequence[Mapping[str, Any]]
     model_dir: Path = DEMO
     num_workers: int = 1
+    workers_each: int = 1
     step_s: float = 0.001
 
 
@@ -50,9 +52,19 @@ class ScriptedSite:
 
 
 @contextmanager
-def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[ScriptedSite]:
-    """A router and workers for each model. What the programs say is in `folder`."""
+def scripted_router(
+    folder: Path,
+    models: Sequence[ScriptedModel],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Iterator[ScriptedSite]:
+    """A router and workers for each model. What the programs say is in `folder`. `settings` are further sections of the
+    router's; `headers` let the site be asked whether it is ready."""
     program = folder / "router.json"
+    sections = {"http": {"port": 0}, "admin": {"port": None}, "store": {"directory": str(folder / "store")}}
+    for name, section in (settings or {}).items():
+        sections[name] = sections.get(name, {}) | section
     program.write_text(
         json.dumps(
             {
@@ -60,7 +72,7 @@ def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[S
                 "token": SECRET,
                 "drain_s": 5,
                 "drain_grace_s": 0,
-                "router": {"http": {"port": 0}, "admin": {"port": None}, "store": {"directory": str(folder / "store")}},
+                "router": sections,
             }
         )
     )
@@ -77,7 +89,7 @@ def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[S
             for number in range(model.num_workers):
                 worker = _worker(folder, f"{model.name}-{number}", model, listening["workers"])
                 site.workers.append(programs.enter_context(worker))
-        _wait_until_ready(site, [model.name for model in models], folder)
+        _wait_until_ready(site, [model.name for model in models], folder, headers or {})
         yield site
 
 
@@ -87,6 +99,8 @@ def _worker(folder: Path, name: str, model: ScriptedModel, address: str) -> Iter
     script.write_text(json.dumps({"tokenizer": str(model.model_dir), "rules": model.rules}))
     options = [option for setting in (*PROFILE, f"step_s={model.step_s}") for option in ("--set", setting)]
     command = ("slipstream.workers.mock.main", "--router", address, "--model", model.name, "--name", name)
+    if model.workers_each > 1:
+        command += ("--count", str(model.workers_each))
     options += ["--role", "decode", "--script", str(script)]
     with _program(folder / f"{name}.worker.txt", *command, *options) as worker:
         yield worker
@@ -117,13 +131,15 @@ def _program(log: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
                 raise
 
 
-def _wait_until_ready(site: ScriptedSite, names: list[str], folder: Path) -> None:
+def _wait_until_ready(site: ScriptedSite, names: list[str], folder: Path, headers: Mapping[str, str]) -> None:
     """Until each model answers: a router is ready with the first of them."""
     end = time.monotonic() + START_TIMEOUT_S
     waiting = list(names)
     while waiting and time.monotonic() < end and all(worker.poll() is None for worker in site.workers):
         body = json.dumps({"model": waiting[0], "prompt": "x", "max_tokens": 1}).encode()
-        request = urllib.request.Request(f"{site.api}/completions", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{site.api}/completions", body, {"Content-Type": "application/json", **headers}
+        )
         try:
             with urllib.request.urlopen(request, timeout=10):
                 waiting.pop(0)

@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import ApiConfig, DispatchConfig
+from slipstream.router.config.ui_config import UiConfig
 from slipstream.router.frontends.front_pool import FrontPool
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.router import Router
@@ -30,6 +31,7 @@ async def routing(
     dispatch: DispatchConfig = CONFIG.dispatch,
     api: ApiConfig = CONFIG.api,
     holder_path: Path | None = None,
+    ui: UiConfig = CONFIG.ui,
     **http: Any,
 ) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
     """Ready, with one decode worker."""
@@ -39,6 +41,7 @@ async def routing(
         access=access or AccessConfig(),
         dispatch=dispatch,
         api=api,
+        ui=ui,
         http=replace(CONFIG.http, **http),
     )
     router = Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN, holder_path=holder_path)

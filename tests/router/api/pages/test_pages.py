@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slipstream.router.api.ui.built_page import is_built
 from slipstream.router.config.router_config import OWN_SEGMENTS, HttpConfig
 from tests.router.access.test_http import bearer, guarded
 from tests.support.router.fake_cluster import HTTP, MODEL, FrontUnderTest, front, run
@@ -30,7 +31,8 @@ def test_every_link_of_the_home_page_leads_somewhere(prefix: str) -> None:
             assert headers["content-type"].startswith("text/html")
             assert MODEL in page.decode()
             links = re.findall(r'href="([^"]*)"', page.decode())
-            assert {"docs", "openapi.json", "v1/models", "health/ready", "metrics"} == set(links)
+            assert {"docs", "openapi.json", "v1/models", "health/ready", "metrics"} == set(links) - {"ui/"}
+            assert ("ui/" in links) == is_built()
             for link in links:
                 await ask(site, f"{prefix}/{link}")
             _, docs = await ask(site, f"{prefix}/docs")
@@ -62,7 +64,9 @@ def test_the_openapi_document_has_every_route_and_the_fields_of_its_body() -> No
             served = {(path, method) for path, methods in routes._exact.items() for method in methods}
             served |= {(f"{item.prefix}{{id}}{item.suffix}", item.method) for item in routes._items}
             described = {(path, method.upper()) for path, one in reply["paths"].items() for method in one}
-            assert {path for path, _ in served - described} == {"/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"}
+            assert {path for path, _ in served - described} == {
+                *("/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/ui", "/ui/", "/ui/{id}")
+            }
             assert described <= served
             for path, one in reply["paths"].items():
                 for operation in one.values():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from slipstream.cluster.commands.repository_problems import problems_in_repository
-from slipstream.cluster.commands.start_check import lacks_here, taken_addresses
+from slipstream.cluster.commands.checking.repository_problems import problems_in_repository
+from slipstream.cluster.commands.checking.start_check import lacks_here, taken_addresses
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
 from slipstream.cluster.config.loading.file_rewrite import rewrite

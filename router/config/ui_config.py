@@ -1,0 +1,32 @@
+"""Settings of the page for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class UiConfig:
+    """The page at `/ui`. Its calls for administrators go to the admin API at `admin_url`, which checks their token; "":
+    that of this cluster, if it has one. With `admin_calls` false the page only shows."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    enabled: bool = True
+    admin_calls: bool = True
+    admin_url: str = ""
+
+    def __post_init__(self) -> None:
+        if self.admin_url and not self._is_plain():
+            raise ValueError(f"admin_url must be http://HOST:PORT, got {self.admin_url!r}")
+
+    @property
+    def calls_admin(self) -> bool:
+        """Whether there is an admin API that the page may call."""
+        return self.enabled and self.admin_calls and bool(self.admin_url)
+
+    def _is_plain(self) -> bool:
+        url = urlsplit(self.admin_url)
+        return url.scheme == "http" and bool(url.hostname) and url.port is not None and url.path in ("", "/")

@@ -1,0 +1,198 @@
+"""The page of a cluster with prefill and decode workers and a repository, in a real browser: the live view, changes by
+click, the latest requests, and the playground."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.conftest import SavePicture
+from tests.support.e2e.serving_cluster import ROOT, ServingCluster
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+    from tests.support.browser.page_watch import PageWatch
+
+TOKEN = "the-administrators-token"
+STEPS = ("encoder", "retriever", "prompt", "demo_llm")
+MODELS = ("add_sub", "counter", "accumulator", "rag", *STEPS)
+CHANGE_MS = 60_000.0  # for a worker to come, on a machine that does other things, too
+
+OpenPage = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def cluster(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "token").write_text(TOKEN)
+    settings: dict[str, Any] = {
+        "name": "browser",
+        "repository": {
+            "paths": [str(ROOT / "configs/repository")],
+            "control_mode": "explicit",
+            "load_models": list(MODELS),
+            "grpc": {"port": None},
+            "metrics": {"port": None},
+        },
+        "engine": {"kv_cache_mib": 64, "num_threads": 1},
+        "admin_api": {"token_file": str(folder / "token")},
+    }
+    with ServingCluster(folder / "site", settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def watches() -> list[PageWatch]:
+    return []
+
+
+@pytest.fixture
+def open_page(browser: Browser, cluster: ServingCluster, watches: list[PageWatch]) -> Iterator[OpenPage]:
+    """`open_page("playground/rag")` is a page that shows it. In the end none may have done what it should not."""
+    from tests.support.browser.page_watch import watched_page
+
+    with ExitStack() as stack:
+        opened: list[tuple[Page, PageWatch]] = []
+
+        def open_page(place: str, scheme: str = "light") -> Page:
+            page, watch = stack.enter_context(watched_page(browser, cluster.base_url, scheme=scheme))
+            opened.append((page, watch))
+            page.goto(f"{cluster.base_url}/ui/#/{place}")
+            return page
+
+        yield open_page
+        for page, watch in opened:
+            watch.assert_clean(page)
+
+
+def answer_of(page: Page) -> str:
+    """What the section of the answer says once the request has ended."""
+    answer = page.get_by_role("region", name="Answer")
+    answer.get_by_text(re.compile("^took ")).wait_for()
+    return answer.inner_text()
+
+
+def test_models_are_listed_with_their_states_and_reasons(open_page: OpenPage) -> None:
+    page = open_page("playground")
+    models = page.get_by_role("navigation", name="Models of the repository")
+    models.get_by_role("link", name=re.compile("^add_sub 1 ready")).wait_for()
+    models.get_by_role("link", name=re.compile("^norm .*not loaded")).wait_for()
+
+
+def test_a_tensor_model_is_asked_by_a_form_made_from_its_metadata(open_page: OpenPage) -> None:
+    page = open_page("playground/add_sub")
+    page.get_by_label("Value of INPUT0").fill("[1, 2, 3]")
+    page.get_by_label("Value of INPUT1").fill("10 20 30")
+    page.get_by_role("button", name="Send").click()
+    answer = answer_of(page)
+    total = page.get_by_role("region", name="Output SUM")
+    assert total.get_by_role("row").nth(1).inner_text().split() == ["0", "11", "22", "33"]
+    assert re.search(r"curl -s http://\S+/v2/models/add_sub/infer -d '\{\"inputs\"", answer)
+
+
+def test_binary_tensors_give_the_same_answer(open_page: OpenPage) -> None:
+    page = open_page("playground/add_sub")
+    page.get_by_label("Value of INPUT0").fill("0.5 2")
+    page.get_by_label("Value of INPUT1").fill("1 1")
+    page.get_by_text("Scheduling and encoding").click()
+    page.get_by_label("binary tensors").check()
+    page.get_by_role("button", name="Send").click()
+    assert "base64 -d" in answer_of(page)
+    difference = page.get_by_role("region", name="Output DIFFERENCE")
+    assert difference.get_by_role("row").nth(1).inner_text().split() == ["0", "-0.5", "1"]
+
+
+def test_values_that_do_not_fit_are_refused_before_they_are_sent(open_page: OpenPage) -> None:
+    page = open_page("playground/add_sub")
+    page.get_by_label("Value of INPUT0").fill("one")
+    page.get_by_role("button", name="Send").click()
+    assert page.get_by_role("alert").inner_text() == "INPUT0: 'one' is not a value of FP32."
+
+
+def test_a_sequence_is_continued_by_its_id(open_page: OpenPage) -> None:
+    page = open_page("playground/accumulator")
+    page.get_by_label("Sequence").fill("browser")
+    page.get_by_label("Value of VALUE").fill("3")
+    page.get_by_label("starts").check()
+    page.get_by_role("button", name="Send").click()
+    answer_of(page)
+    page.get_by_label("starts").uncheck()
+    page.get_by_label("Value of VALUE").fill("4")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("region", name="Output TOTAL").get_by_role("cell", name="7", exact=True).wait_for()
+
+
+def test_responses_of_a_decoupled_model_come_one_by_one(open_page: OpenPage) -> None:
+    page = open_page("playground/counter")
+    page.get_by_label("Value of COUNT").fill("3")
+    page.get_by_label("DELAY_MS").check()
+    page.get_by_label("Value of DELAY_MS").fill("200")
+    page.get_by_role("button", name="Send").click()
+    times = re.search(r"took ([\d.]+) ms\s+first response after ([\d.]+) ms\s+3 responses", answer_of(page))
+    assert times is not None
+    assert float(times[1]) - float(times[2]) > 300  # two pauses of the model
+    assert page.get_by_role("region", name="Output VALUE").get_by_role("row").nth(1).inner_text().split() == list(
+        "0012"
+    )
+
+
+def test_an_ensemble_is_drawn_and_shows_the_times_of_its_steps(open_page: OpenPage, picture: SavePicture) -> None:
+    page = open_page("playground/rag")
+    for number, name in enumerate(STEPS, start=1):
+        page.get_by_role("link", name=f"Step {number}: {name}").wait_for()
+    page.get_by_label("Value of query").fill("Write a function that adds up numbers.")
+    page.get_by_role("button", name="Send").click()
+    answer_of(page)
+    page.get_by_role("link", name=re.compile(r"^Step 4: demo_llm, [\d.]+ m?s$")).wait_for()
+    assert page.get_by_role("region", name="Output response").locator("pre").inner_text().strip()
+    rows = page.get_by_role("table", name="Steps, with the times of the last request").get_by_role("row")
+    assert [row.split("\t")[0] for row in rows.all_inner_texts()] == [
+        "Step",
+        *(f"{number}. {name}" for number, name in enumerate(STEPS, start=1)),
+    ]
+    page.evaluate("scrollTo(0, 0)")
+    picture(page, "playground")
+    page.get_by_role("link", name=re.compile("^Step 1: encoder")).focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="encoder").wait_for()
+
+
+def test_models_are_loaded_and_unloaded_by_click(open_page: OpenPage) -> None:
+    page = open_page("playground/norm")
+    page.get_by_role("button", name="Load").click()
+    page.get_by_role("button", name="Send").click()
+    answer_of(page)
+    page.get_by_role("button", name="Unload").click()
+    page.get_by_role("button", name="Load", exact=True).wait_for()
+    page.get_by_text("Version 1: unloaded").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("place", ["cluster", "requests", "playground/rag", "playground/add_sub"])
+def test_pages_have_no_grave_faults_of_accessibility(open_page: OpenPage, place: str, scheme: str) -> None:
+    from tests.support.browser.accessibility import grave_faults
+    from tests.support.browser.built_page import require_axe
+
+    axe = require_axe()
+    page = open_page(place, scheme)
+    page.get_by_role("heading", level=2).wait_for()
+    page.wait_for_load_state("networkidle" if place != "cluster" else "load")
+    assert grave_faults(page, axe) == []
+
+
+def test_the_playground_is_used_by_keyboard_alone(open_page: OpenPage) -> None:
+    from tests.support.browser.keyboard import tab_to
+
+    page = open_page("playground/add_sub")
+    page.get_by_label("Value of INPUT0").wait_for()
+    tab_to(page, "Value of INPUT0")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("[1, 2, 3, 4]")
+    tab_to(page, "Send")
+    page.keyboard.press("Enter")
+    answer_of(page)

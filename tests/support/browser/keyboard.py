@@ -1,0 +1,24 @@
+"""Using a page as people do who have no mouse."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page
+
+FOCUSED_NAME = """
+(() => {
+  const one = document.activeElement;
+  return (one.getAttribute("aria-label") || one.labels?.[0]?.innerText || one.innerText || "").trim();
+})()
+"""
+MOST_TABS = 80
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Presses Tab until the element of that name has the focus."""
+    names: list[str] = []
+    while len(names) < MOST_TABS:
+        page.keyboard.press("Tab")
+        names.append(page.evaluate(FOCUSED_NAME))
+        if names[-1] == name:
+            return
+    raise AssertionError(f"{name!r} is not reached by Tab, but {names}")
