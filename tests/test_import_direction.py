@@ -75,7 +75,7 @@ workers/backends/python/import_path workers/backends/python/instance/memory work
 workers/backends/python/instance workers/backends/python workers/backends/onnxruntime workers/backends/pytorch
 workers/backends/openvino workers/backends/trees
 workers/backends/hosting workers/instances
-workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
+workers/transfers workers/telemetry/tracing workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history

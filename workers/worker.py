@@ -59,7 +59,6 @@ from slipstream.workers.process.memory_release import release_memory
 from slipstream.workers.process.watchdog import Watchdog
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
-from slipstream.workers.telemetry.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.engine_build import build_of, expert_rows
 from slipstream.workers.telemetry.expert_load import expert_load
 from slipstream.workers.telemetry.process_usage import ProcessUsage
@@ -67,6 +66,7 @@ from slipstream.workers.telemetry.reporter import Reporter
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_timer import time_steps
 from slipstream.workers.telemetry.step_times import StepSampler
+from slipstream.workers.telemetry.tracing.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerReport
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer

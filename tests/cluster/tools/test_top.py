@@ -9,8 +9,16 @@ from slipstream.cluster.tools.top.top_frame import bar, frame
 
 def worker(name: str, role: str, used: int, model: str = "m") -> dict[str, Any]:
     return {
-        "peer": {"name": name, "epoch": 1}, "role": role, "model": model, "version": "", "draining": False,
-        "num_requests": used, "max_slots": 10, "free_slots": 10 - used, "num_pages": 100, "free_pages": 100 - used,
+        "peer": {"name": name, "epoch": 1},
+        "role": role,
+        "model": model,
+        "version": "",
+        "draining": False,
+        "num_requests": used,
+        "max_slots": 10,
+        "free_slots": 10 - used,
+        "num_pages": 100,
+        "free_pages": 100 - used,
     }
 
 
