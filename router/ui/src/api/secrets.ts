@@ -11,6 +11,8 @@ export interface SecretQuestion {
 
 export const secretQuestion = signal<SecretQuestion | null>(null);
 
+const REFUSED = "The one that was given was refused.";
+
 export class Secret {
   private readonly stored;
   private asking: Promise<boolean> | null = null;
@@ -39,15 +41,15 @@ export class Secret {
   /** Asks a person once, however many requests were refused. Returns whether there is another secret than `refused`. */
   ask(refused: string): Promise<boolean> {
     if (this.value !== refused) return Promise.resolve(true);
-    this.asking ??= this.questioned().finally(() => {
+    this.asking ??= this.questioned(refused).finally(() => {
       this.asking = null;
     });
     return this.asking;
   }
 
-  private async questioned(): Promise<boolean> {
+  private async questioned(refused: string): Promise<boolean> {
     const given = await new Promise<string | null>((answer) => {
-      secretQuestion.value = { title: this.title, about: this.about, answer };
+      secretQuestion.value = { title: this.title, about: refused ? `${REFUSED} ${this.about}` : this.about, answer };
     });
     secretQuestion.value = null;
     this.isDeclined.value = given === null;

@@ -64,7 +64,7 @@ export function AnswerCard({ turn, column, answer, isLast }: AnswerCardProps) {
           </button>
         )}
       </div>
-      {isExplained && (
+      {isExplained && shown.requestId && (
         <section class="chat-why" aria-label="Why there">
           <ExplanationOf id={shown.requestId} />
         </section>

@@ -1,4 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
+import { ApiError } from "../../api/client";
+import { apiKey } from "../../api/secrets";
 import { chatModels, readServices, services } from "../../api/services";
 import { noteError } from "../../parts/notices";
 import { Link } from "../../parts/routing";
@@ -15,8 +17,9 @@ export function ChatView({ item }: { item: string }) {
   const [areSettingsShown, setAreSettingsShown] = useState(false);
   useEffect(() => {
     restore();
-    readServices().catch(noteError);
+    readServices().catch(noteUnlessUnknown);
   }, []);
+  useEffect(followEnd, []);
   useEffect(() => {
     const first = models.includes(item) ? item : models[0];
     if (first && !columns.value.some((one) => models.includes(one))) columns.value = [first];
@@ -33,7 +36,11 @@ export function ChatView({ item }: { item: string }) {
       {areSettingsShown && <SettingsForm />}
       <div class="chat-turns">
         {turns.value.length === 0 && (
-          <p class="chat-empty quiet">Ask something. Several models can answer side by side.</p>
+          <p class="chat-empty quiet">
+            {apiKey.isDeclined.value
+              ? "The server needs an API key."
+              : "Ask something. Several models can answer side by side."}
+          </p>
         )}
         {turns.value.map((turn, index) => (
           <TurnView key={turn.id} turn={turn} isLast={index === turns.value.length - 1} />
@@ -45,6 +52,32 @@ export function ChatView({ item }: { item: string }) {
       <Composer />
     </div>
   );
+}
+
+/** A missing key is said in place of the conversation. */
+function noteUnlessUnknown(error: unknown): void {
+  if (!(error instanceof ApiError && error.status === 401)) noteError(error);
+}
+
+const NEAR_END_PX = 80;
+
+/** While a person reads at the end of the page, it stays there as answers grow. */
+function followEnd(): () => void {
+  const root = document.documentElement;
+  const isAtEnd = () => root.scrollHeight - scrollY - innerHeight < NEAR_END_PX;
+  let isFollowing = isAtEnd();
+  const scrolled = () => {
+    isFollowing = isAtEnd();
+  };
+  const grown = new ResizeObserver(() => {
+    if (isFollowing && numRunning.value > 0) scrollTo({ top: root.scrollHeight });
+  });
+  grown.observe(document.body);
+  addEventListener("scroll", scrolled, { passive: true });
+  return () => {
+    grown.disconnect();
+    removeEventListener("scroll", scrolled);
+  };
 }
 
 function NoModels() {

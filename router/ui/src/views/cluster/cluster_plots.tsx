@@ -16,6 +16,8 @@ interface Plot {
   title: string;
   lines: Line[];
   shown: (value: number) => string;
+  /** What the axis shows at least, and its fixed end. */
+  least: number;
   max?: number;
 }
 
@@ -24,6 +26,7 @@ const PLOTS: readonly Plot[] = [
     title: "Output tokens a second",
     lines: [{ label: "tokens/s", colour: "--stage-decode", of: (point) => point.tokens_per_s }],
     shown: count,
+    least: 1,
   },
   {
     title: "Requests",
@@ -32,6 +35,7 @@ const PLOTS: readonly Plot[] = [
       { label: "waiting", colour: "--stage-transfer", of: (point) => point.waiting },
     ],
     shown: count,
+    least: 1,
   },
   {
     title: "TTFT",
@@ -40,11 +44,13 @@ const PLOTS: readonly Plot[] = [
       { label: "p99", colour: "--stage-transfer", of: (point) => point.ttft_p99_s },
     ],
     shown: duration,
+    least: 0.001,
   },
   {
     title: "Kept their levels",
     lines: [{ label: "share", colour: "--stage-decode", of: (point) => point.attainment }],
     shown: percent,
+    least: 1,
     max: 1,
   },
 ];
@@ -112,8 +118,8 @@ function optionsOf(plot: Plot, element: HTMLElement): uPlot.Options {
     legend: { show: false },
     cursor: { show: false },
     scales: {
-      x: { range: (_, __, max) => [(max ?? SPAN_S) - SPAN_S, max ?? SPAN_S] },
-      y: { range: (_, __, max) => [0, plot.max ?? Math.max((max ?? 0) * 1.1, 1e-3)] },
+      x: { range: (_, __, max) => spanUntil(max ?? Date.now() / 1000) },
+      y: { range: (_, __, max) => [0, plot.max ?? Math.max((max ?? 0) * 1.1, plot.least)] },
     },
     axes: [
       { ...axis, size: 22, space: 70, values: (_, marks) => marks.map(timeOf) },
@@ -129,6 +135,10 @@ function optionsOf(plot: Plot, element: HTMLElement): uPlot.Options {
       })),
     ],
   };
+}
+
+function spanUntil(end_s: number): [number, number] {
+  return [end_s - SPAN_S, end_s];
 }
 
 /** What a variable is now, as canvas takes it. */

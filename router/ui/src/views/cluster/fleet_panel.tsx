@@ -32,7 +32,7 @@ export function FleetPanel() {
           </button>
         </div>
       </div>
-      {problem && <p class="bad">{problem}</p>}
+      {isOn && problem && <p class="bad">{problem}</p>}
       {fleet && <Changes fleet={fleet} />}
       {planner && !planner.enabled && <p class="quiet">No planner is enabled.</p>}
       {planner?.enabled && <Decisions decisions={planner.decisions} />}

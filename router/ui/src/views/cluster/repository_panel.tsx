@@ -29,7 +29,7 @@ export function RepositoryPanel({ repository, state }: { repository: RepositoryE
                   <th scope="row">{model.name}</th>
                   <td>{model.version}</td>
                   <td class={model.state === "READY" ? "good" : "warning"}>
-                    {model.state || "not loaded"} <span class="quiet">{model.reason}</span>
+                    {model.state.toLowerCase() || "not loaded"} <span class="quiet">{model.reason}</span>
                   </td>
                   <td>{instances ? instancesText(instances) : "–"}</td>
                   <td class="quiet">{instances?.latest}</td>

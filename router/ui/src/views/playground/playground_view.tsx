@@ -41,6 +41,7 @@ export function PlaygroundView({ item }: { item: string }) {
       {fault?.status === 403 && item && (
         <ModelPage key={item} name={item} entries={[]} isExplicit={false} onChanged={read} />
       )}
+      {!entries && !fault && <p class="quiet">Loading …</p>}
       {entries && entries.length === 0 && <p>The repository has no models.</p>}
       {entries && entries.length > 0 && (
         <div class="playground-columns">
