@@ -188,10 +188,14 @@ class WorkerPort:
         self._changed.clear()
 
     def _accept(self) -> FrameProtocol:
-        connection = _Connection(self, self._config.dispatch.worker_lease_s)
+        return _Connection(self, self._config.dispatch.worker_lease_s).protocol
+
+    def opened(self, connection: _Connection) -> None:
+        """A connection stands, its TLS handshake included; one whose handshake fails is never heard of."""
         self._connections.add(connection)
         self._all_gone.clear()
-        return connection.protocol
+        if self._is_closing:
+            connection.protocol.abort()
 
     def join(self, connection: _Connection, hello: Hello) -> None:
         """A connection has said hello: it becomes a worker, or is rejected."""
@@ -317,6 +321,7 @@ class _Connection:
             self.protocol.abort(error)
 
     def _opened(self) -> None:
+        self._port.opened(self)
         self._hello_timer = asyncio.get_running_loop().call_later(
             self._hello_timeout_s, self.protocol.abort, TimeoutError("no hello")
         )

@@ -114,13 +114,13 @@ def test_a_router_with_another_name_is_not_trusted(authority: Authority) -> None
 
 def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(authority: Authority) -> None:
     tls = authority.issue("renewed")
-    server = LinkServerTls(tls)
+    server, client = LinkServerTls(tls), tls.client_context()
 
     def serial() -> int:
         async def shown() -> int:
             listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=server.context)
             host, port = listener.sockets[0].getsockname()
-            _, writer = await asyncio.open_connection(host, port, ssl=tls.client_context())
+            _, writer = await asyncio.open_connection(host, port, ssl=client)
             number = writer.get_extra_info("peercert")["serialNumber"]
             writer.close()
             listener.close()
