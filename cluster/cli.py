@@ -41,6 +41,7 @@ COMMANDS = {
     "split": "slipstream.cluster.commands.update_commands:split_command",
     "status": "slipstream.cluster.commands.status_command:status_command",
     "tokens": "slipstream.cluster.commands.tokens_command:tokens_command",
+    "top": "slipstream.cluster.tools.top.top_command:top_command",
     "update": "slipstream.cluster.commands.update_commands:update_command",
 }
 

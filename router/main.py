@@ -32,6 +32,7 @@ from slipstream.router.parsers.detection import AUTO
 from slipstream.router.parsers.parser_names import check_parsers
 from slipstream.router.process.addresses import RepositoryAddresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.process.log_format import formatter
 from slipstream.router.process.log_level import log_level
 from slipstream.router.router import Router
 from slipstream.router.router_models import expected_at_start
@@ -132,7 +133,9 @@ def main(path: Path) -> None:
         program = TypeAdapter(RouterProgram).validate_python(_settings(path))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter("router"))
+    logging.basicConfig(level=log_level(), handlers=[handler])
     try:
         uvloop.run(serve(program))
     except (OSError, ValueError) as error:

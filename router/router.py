@@ -41,6 +41,7 @@ from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
 from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.repository_status import LOADING, repository_status
+from slipstream.router.status.tensor_signals import TensorSignals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 from slipstream.router.text.encoding import encode_pool
@@ -197,6 +198,15 @@ class Router:
     def instances_status(self, model: str) -> list[InstancesStatus]:
         """How many instances the versions of a model of the repository have."""
         return [] if self.tensors is None else self.tensors.scaling.status(model)
+
+    def tensor_signals(self) -> list[TensorSignals]:
+        """The load of the instances of all models: what a planner decides from."""
+        return [] if self.tensors is None else self.tensors.scaling.signals()
+
+    def resize_instances(self, model: str, version: str, count: int, reason: str) -> None:
+        """A planner says how many instances a version has."""
+        if self.tensors is not None:
+            self.tensors.scaling.resize(model, version, count, reason)
 
     async def serve_until(self, stopped: Awaitable[T]) -> T:
         """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""

@@ -75,12 +75,13 @@ workers/backends/python/import_path workers/backends/python/instance/memory work
 workers/backends/python/instance workers/backends/python workers/backends/onnxruntime workers/backends/pytorch
 workers/backends/openvino workers/backends/trees
 workers/backends/hosting workers/instances
-workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
+workers/transfers workers/telemetry/tracing workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository
-cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
+cluster/planner/model cluster/planner cluster/planner/instances cluster/planner/shared
+cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/models
 cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language
@@ -90,7 +91,7 @@ cluster/tools/workload cluster/tools/report cluster/tools/batch cluster/tools/co
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench/tensors/clients cluster/tools/bench/tensors
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim
-cluster/tools/sim/batching cluster/tools/plan/tensors cluster/tools/plan cluster
+cluster/tools/sim/batching cluster/tools/plan/tensors cluster/tools/plan cluster/tools/top cluster
 """
 FOLDERS = FLOORS.split()
 MAX_MODULES = 14  # in a folder

@@ -23,9 +23,9 @@ from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.interface.engine import SteppedEngine
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
-from slipstream.workers.telemetry.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.request_log import RequestLog
 from slipstream.workers.telemetry.step_times import StepSampler
+from slipstream.workers.telemetry.tracing.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer

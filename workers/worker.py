@@ -59,13 +59,14 @@ from slipstream.workers.process.memory_release import release_memory
 from slipstream.workers.process.watchdog import Watchdog
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
-from slipstream.workers.telemetry.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.engine_build import build_of, expert_rows
 from slipstream.workers.telemetry.expert_load import expert_load
+from slipstream.workers.telemetry.process_usage import ProcessUsage
 from slipstream.workers.telemetry.reporter import Reporter
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_timer import time_steps
 from slipstream.workers.telemetry.step_times import StepSampler
+from slipstream.workers.telemetry.tracing.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerReport
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
@@ -243,7 +244,8 @@ class Worker:
             engine, profile = self._compute(build, config.role, parts)
             rows = expert_rows(parts.runner.model)
             load = expert_load(rows, config.tp, expert_parallel=config.engine.expert_parallel)
-            stats, steps = StatsCollector(engine, transfers, expert_load=load), StepSampler(profile)
+            stats = StatsCollector(engine, transfers, expert_load=load, usage=ProcessUsage())
+            steps = StepSampler(profile)
             serving: RoleName | None = config.role
             while serving is not None:
                 work = partial(self._serve_role, serving, engine, transfers, stats, steps, tickets, link)

@@ -41,7 +41,7 @@ def lines(decisions: list[dict[str, Any]], with_alternatives: bool) -> Iterator[
             time.strftime("%H:%M:%S", time.localtime(one["unix_s"])),
             *([one.get("model", "-")] if has_models else []),
             one["reason"],
-            f"{one['num_prefill']}P{one['num_decode']}D",
+            _size(one),
             ", ".join(map(_action, one["actions"])) or "-",
             "; ".join([one["why"], *(f"not done: {text}" for text in one["failed"])]),
         )
@@ -57,6 +57,13 @@ def lines(decisions: list[dict[str, Any]], with_alternatives: bool) -> Iterator[
                 yield f"    {transfer['why'] or _rejected(transfer)}"
 
 
+def _size(decision: dict[str, Any]) -> str:
+    count = decision.get("num_instances")
+    if count is None:
+        return f"{decision['num_prefill']}P{decision['num_decode']}D"
+    return f"{count} instance{'' if count == 1 else 's'}"
+
+
 def _action(action: dict[str, Any]) -> str:
     match action["action"]:
         case "add":
@@ -65,6 +72,8 @@ def _action(action: dict[str, Any]) -> str:
             return f"-{action['name']}"
         case "move":
             return f"{action['name']} -> {action['model']} {action['role']}"
+        case "instances":
+            return f"{action['count']} of version {action['version']}"
         case _:
             return f"{action['name']} -> {action['role']}"
 

@@ -60,7 +60,7 @@ def status_command(
             console.warning(f"{ended.name} has ended: {ended.last_words}")
         elsewhere = ClusterChoice(None, url, token).admin_api() if url is not None else None
         while True:
-            looks = [_elsewhere(elsewhere, url)] if elsewhere is not None and url is not None else [*_here(name)]
+            looks = views(name, elsewhere, url)
             if as_json:
                 click.echo(json.dumps([look.as_dict() for look in looks], indent=None if watch else 1))
             else:
@@ -70,6 +70,11 @@ def status_command(
             if not watch:
                 sys.exit(1 if name is not None and not looks else 0)
             time.sleep(every)
+
+
+def views(name: str | None, elsewhere: AdminPort | None, url: str | None) -> list[StatusView]:
+    """The cluster `elsewhere`, at `url`, or those of this machine. Raises CommandError."""
+    return [_elsewhere(elsewhere, url)] if elsewhere is not None and url is not None else [*_here(name)]
 
 
 def _here(name: str | None) -> Iterator[StatusView]:

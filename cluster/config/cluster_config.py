@@ -16,6 +16,7 @@ from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.router.config.log_config import LogConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
@@ -119,6 +120,7 @@ class ClusterConfig:
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
@@ -201,10 +203,10 @@ class ClusterConfig:
         self._check_addresses()
         if self.repository.is_on and self.router.frontends > 1:
             raise ValueError(f"router.frontends must be 1 where there is a repository, got {self.router.frontends}")
-        if self.planner.enabled and not self.has_model:
+        if self.planner.enabled and self.planner.class_name is not None and not self.has_model:
             raise ValueError(
-                "planner.enabled must be false where there is only a repository, got true; bounds in "
-                "repository.instances let the numbers of instances follow the demand"
+                "planner.class_name must be null where there is only a repository, because planners of one's own "
+                f"decide about workers, got {self.planner.class_name!r}"
             )
         for position, entry in enumerate(self.models):
             _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)

@@ -27,6 +27,7 @@ NEW_KEYS = (
     ("planner", "objective"),
     ("planner", "swap_s"),
     ("admin_api", "tokens_file"),
+    ("budget", "cpus"),
 )
 
 
@@ -36,6 +37,8 @@ def as_plain(config: ClusterConfig) -> dict[str, Any]:
     plain: dict[str, Any] = _form().dump_python(config, mode="json")
     default = _form().dump_python(ClusterConfig(ServedModelConfig("/")), mode="json")
     for section, key in NEW_KEYS:
+        if section and section not in plain:
+            continue
         holder, unset = (plain, default) if not section else (plain[section], default[section])
         if holder[key] == unset[key]:
             del holder[key]

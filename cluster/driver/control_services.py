@@ -23,9 +23,10 @@ from slipstream.cluster.models.tensor_instance_counts import TensorInstanceCount
 from slipstream.cluster.models.tensor_versions import TensorVersions
 from slipstream.cluster.planner.decision_log import DecisionLog, DecisionRecord
 from slipstream.cluster.planner.planner_loading import load_planner
-from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
+from slipstream.cluster.planner.planner_loop import PlannerLoop, RunsOn, planning
 from slipstream.cluster.planner.pool_prices import PoolPrices
-from slipstream.cluster.planner.shared.shared_loading import load_shared_planner, shares_of
+from slipstream.cluster.planner.shared.cluster_planner_loop import ClusterPlannerLoop
+from slipstream.cluster.planner.shared.shared_loading import load_cluster_planner, load_shared_planner, shares_of
 from slipstream.cluster.planner.shared.shared_loop import SharedPlannerLoop
 from slipstream.cluster.state.run_state import StateFile
 from slipstream.cluster.terminal.console import Console
@@ -72,6 +73,7 @@ class ControlServices:
         tokens_file = task.config.admin_api.tokens_file
         tokens = AdminTokens(state.operator_token, Path(tokens_file) if tokens_file is not None else None)
         tensors = TensorVersions(router, models, self._state_file, changes)
+        instances = TensorInstanceCounts(router, models, self._state_file, changes)
         parts = DriverParts(
             cluster.fleet,
             state,
@@ -83,7 +85,7 @@ class ControlServices:
             changes,
             admin,
             tensors,
-            TensorInstanceCounts(router, models, self._state_file, changes),
+            instances,
         )
         async with AsyncExitStack() as stack:
             changes.note(DRIVER, "cluster", state.name, "", f"ready (Slipstream {state.slipstream})")
@@ -93,16 +95,24 @@ class ControlServices:
             if self._admin_server is not None:
                 await stack.enter_async_context(operating(self._admin_server, parts))
             if decisions is not None:
-                await stack.enter_async_context(planning(self._planner_loop(cluster, models, decisions)))
+                await stack.enter_async_context(planning(self._planner_loop(cluster, models, instances, decisions)))
             admin.resume()
             yield
 
     def _planner_loop(
-        self, cluster: SupervisedCluster, models: ServedModels, decisions: DecisionLog
-    ) -> PlannerLoop | SharedPlannerLoop:
-        """A cluster that began with `models` divides its budget among them."""
+        self,
+        cluster: SupervisedCluster,
+        models: ServedModels,
+        instances: TensorInstanceCounts,
+        decisions: DecisionLog,
+    ) -> RunsOn:
+        """A cluster that began with `models` divides its budget among them, one with a repository among workers and
+        instances. A planner of one's own decides about workers."""
         config, fleet, signals = models.config, cluster.fleet, cluster.supervisor.router.signals
         planner, say = config.planner, self._console.event
+        if config.repository.is_on and planner.class_name is None:
+            both = load_cluster_planner(config)
+            return ClusterPlannerLoop(planner, both, fleet, signals, lambda: models.config, instances, decisions, say)
         if config.models:
             shared = load_shared_planner(planner, shares_of(config), config.budget)
             return SharedPlannerLoop(planner, shared, fleet, signals, lambda: shares_of(models.config), decisions, say)
@@ -115,5 +125,4 @@ class ControlServices:
         decision = record.decision
         done = ", ".join(map(str, decision.actions))
         why = "; ".join([decision.why, *(f"not done: {text}" for text in record.failed)])
-        new = f"{decision.num_prefill}P{decision.num_decode}D"
-        self._changes.note(Author("planner", why), "planner", done, "", new, model=record.model)
+        self._changes.note(Author("planner", why), "planner", done, "", decision.size, model=record.model)

@@ -119,7 +119,7 @@ def _serve(task: DriverTask, address: str | None) -> int:
             else:
                 os.environ.update(local_ray.environment())
                 log_dir = log_folder(config.name, is_fresh=not guardian.is_again)
-                terminal = Console(take_terminal(log_dir))
+                terminal = Console(take_terminal(log_dir, config.log.format))
                 ray = stack.enter_context(LocalRay(config, log_dir / "ray.log"))
                 ray.reaper.remove_after(guardian.pid, guardian.started, task.state_path)
                 if guardian.holder is not None:
@@ -192,9 +192,9 @@ def log_folder(name: str, *, is_fresh: bool) -> Path:
     return log_dir
 
 
-def take_terminal(log_dir: Path) -> TextIO:
+def take_terminal(log_dir: Path, log_format: str | None) -> TextIO:
     """Returns a stream to the terminal that only we use. What Ray and native libraries print goes to the driver's
     log."""
     terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
-    redirect_output("driver", str(log_dir / "driver.log"))
+    redirect_output("driver", str(log_dir / "driver.log"), log_format)
     return terminal

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slipstream.cluster.fleet.author import Author
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
+from slipstream.cluster.planner.planner_decision import SetInstances
 from slipstream.cluster.state.run_state import StateFile
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.status.instances_status import InstancesStatus
+from slipstream.router.status.tensor_signals import TensorSignals
 
 AS_CONFIGURED = InstanceCountsConfig()
 
@@ -45,6 +48,18 @@ class TensorInstanceCounts:
         self._state_file.write()
         await self._router.set_instance_counts(model, counts)
         self._changes.note(by, "scale", model, in_words(before), in_words(counts), model=model)
+
+    async def signals(self) -> Sequence[TensorSignals]:
+        """The load of all instances. Raises OSError while there is no router to ask."""
+        return await self._router.tensor_signals()
+
+    async def resize(self, action: SetInstances, reason: str) -> None:
+        """A planner says how many instances a version has. What operators have set stays, but for the number with which
+        the next router and the next driver begin. Raises OSError."""
+        counts = replace(self.counts(action.model), count=action.count)
+        self._models.set_instance_counts(action.model, counts)
+        self._state_file.write()
+        await self._router.resize_instances(action.model, action.version, action.count, reason, counts)
 
 
 def in_words(counts: InstanceCountsConfig) -> str:

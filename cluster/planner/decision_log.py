@@ -15,6 +15,7 @@ from slipstream.cluster.planner.planner_decision import (
     PlannerAction,
     PlannerDecision,
     RemoveWorker,
+    SetInstances,
     SwitchRole,
 )
 
@@ -45,6 +46,8 @@ class DecisionRecord:
             "seen": dict(decision.seen),
             "alternatives": [_alternative_json(one) for one in decision.alternatives],
         }
+        if decision.num_instances is not None:
+            shown["num_instances"] = decision.num_instances
         if self.model:
             shown["model"] = self.model
             shown["transfers"] = [asdict(one) for one in decision.transfers]
@@ -100,6 +103,8 @@ def _kind(action: PlannerAction) -> str:
             return "switch"
         case MoveWorker():
             return "move"
+        case SetInstances():
+            return "instances"
 
 
 def _action_shown(action: PlannerAction) -> dict[str, Any]:
@@ -112,6 +117,8 @@ def decision_json(decision: PlannerDecision) -> dict[str, Any]:
     shown["alternatives"] = tuple(_priced(one) for one in shown["alternatives"])
     if not decision.transfers:
         del shown["transfers"]
+    if decision.num_instances is None:
+        del shown["num_instances"]
     return shown
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from slipstream.cluster.fleet.fleet_port import FleetPort
 from slipstream.cluster.fleet.model_fleet import ModelFleet
-from slipstream.cluster.planner.planner_decision import AddWorkers, MoveWorker, PlannerAction, RemoveWorker, SwitchRole
+from slipstream.cluster.planner.planner_decision import (
+    AddWorkers,
+    MoveWorker,
+    PlannerAction,
+    RemoveWorker,
+    SetInstances,
+    SwitchRole,
+)
 
 
 async def carry_out(action: PlannerAction, fleet: FleetPort, models: ModelFleet | None = None) -> None:
@@ -20,3 +27,5 @@ async def carry_out(action: PlannerAction, fleet: FleetPort, models: ModelFleet 
         case MoveWorker(name, model, role):
             assert models is not None, "a worker can move only where there are several models"
             await models.move(name, model, role)
+        case SetInstances():
+            raise AssertionError("a model with workers has no instances")

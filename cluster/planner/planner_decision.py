@@ -66,7 +66,19 @@ class MoveWorker:
         return f"{self.name} -> {self.model} {self.role}"
 
 
-PlannerAction = AddWorkers | RemoveWorker | SwitchRole | MoveWorker
+@dataclass(frozen=True, slots=True)
+class SetInstances:
+    """A version of a tensor model has `count` instances from now on."""
+
+    model: str
+    version: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} instances"
+
+
+PlannerAction = AddWorkers | RemoveWorker | SwitchRole | MoveWorker | SetInstances
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +118,8 @@ class WorkerTransfer:
 @dataclass(frozen=True, slots=True)
 class PlannerDecision:
     """`why` is one line for a human. `seen` are figures of the load that it was made for, by name. `transfers`: from
-    which models the workers might come, where there are several."""
+    which models the workers might come, where there are several. `num_instances`: of a tensor model, which has no
+    workers; None: it is another one."""
 
     at_s: float
     reason: Reason
@@ -117,10 +130,18 @@ class PlannerDecision:
     alternatives: tuple[Alternative, ...] = ()
     seen: tuple[tuple[str, float], ...] = ()
     transfers: tuple[WorkerTransfer, ...] = ()
+    num_instances: int | None = None
 
     @property
     def is_hold(self) -> bool:
         return not self.actions
+
+    @property
+    def size(self) -> str:
+        """What the model is to have, in words."""
+        if self.num_instances is None:
+            return f"{self.num_prefill}P{self.num_decode}D"
+        return f"{self.num_instances} instance{'' if self.num_instances == 1 else 's'}"
 
 
 class Planner(Protocol):

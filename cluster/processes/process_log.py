@@ -7,14 +7,18 @@ import logging
 import os
 import sys
 
+from slipstream.router.process.log_format import VARIABLE, formatter
 from slipstream.router.process.log_level import log_level
 
 
-def redirect_output(name: str, path: str | None) -> None:
+def redirect_output(name: str, path: str | None, log_format: str | None = None) -> None:
     """Sends logging, stdout and stderr of this process to a file (None: to where stderr already goes).
+    `log_format` is also that of the processes that it starts; None: as the environment says.
 
     File descriptors 1 and 2 are replaced, not only Python's objects: UCX and CUDA print by themselves.
     """
+    if log_format is not None:
+        os.environ[VARIABLE] = log_format
     if path is not None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -25,7 +29,8 @@ def redirect_output(name: str, path: str | None) -> None:
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {name} %(levelname)s %(message)s", "%H:%M:%S"))
+    text = f"%(asctime)s.%(msecs)03d {name} %(levelname)s %(message)s"
+    handler.setFormatter(formatter(name, text, "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(log_level())

@@ -16,6 +16,7 @@ from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_signals import TensorSignals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
 
@@ -138,6 +139,20 @@ class ManagedRouter(Managed[RouterControl]):
         there is no router or it does not answer."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.member.instances_status(model)
+
+    async def tensor_signals(self) -> list[TensorSignals]:
+        """The load of the instances of all models of the repository. Raises OSError while there is no router or it does
+        not answer."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.member.tensor_signals()
+
+    async def resize_instances(
+        self, model: str, version: str, count: int, reason: str, config: InstanceCountsConfig
+    ) -> None:
+        """Sets how many instances a version has, as a planner says. The next router begins with `config` of its
+        model. Raises OSError as `tensor_signals`."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.member.resize_instances(model, version, count, reason, config)
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:
         """The language models that the repository names, once they are others than those that are known. Raises OSError

@@ -21,7 +21,7 @@ class ExchangeContext:
     router that may have to go on with it. `limit_lines` makes of the header lines of rate limits those of its API. What
     `is_background`, a line of a batch, waits behind all requests of clients, whatever priority it asks for."""
 
-    __slots__ = ("caller", "checkpoint", "is_background", "limit_lines", "session", "trace", "trace_id")
+    __slots__ = ("caller", "checkpoint", "is_background", "limit_lines", "model", "session", "trace", "trace_id")
 
     def __init__(self, checkpoint: StreamCheckpoint = NO_CHECKPOINT, *, is_background: bool = False) -> None:
         self.checkpoint = checkpoint
@@ -30,6 +30,7 @@ class ExchangeContext:
         self.trace: RequestTrace | None = None
         self.trace_id = ""
         self.session = ""
+        self.model = ""  # as the client names it, for log lines
         self.limit_lines: Callable[[str], str] = openai_lines
 
 

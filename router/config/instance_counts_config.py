@@ -23,6 +23,10 @@ class InstanceCountsConfig:
     max: int | None = None  # null: it stays as it is
     target: float = 0.75
     shrink_after_s: float = 60.0
+    queue_ms: float | None = None
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min <= MAX_COUNT:
@@ -31,11 +35,17 @@ class InstanceCountsConfig:
             raise ValueError(f"max must be {self.min} to {MAX_COUNT}, or null, got {self.max}")
         if self.count is not None and not self.min <= self.count <= (self.max or MAX_COUNT):
             raise ValueError(f"count must be {self.min} to {self.max or MAX_COUNT}, or null, got {self.count}")
-
         if not 0 < self.target <= 1:
             raise ValueError(f"target must be over 0 and at most 1, got {self.target}")
         if not 1 <= self.shrink_after_s < math.inf:
             raise ValueError(f"shrink_after_s must be at least 1 and finite, got {self.shrink_after_s}")
+        for key in ("queue_ms", "weight"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{key} must be over 0 and finite, got {value}")
+        for key in ("num_cpus", "num_gpus"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ValueError(f"{key} must be finite and not negative, got {getattr(self, key)}")
 
     @property
     def is_elastic(self) -> bool:

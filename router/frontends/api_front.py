@@ -45,6 +45,7 @@ from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.routes import Route
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
+from slipstream.router.observability.refusal_log import RefusalLog
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
 from slipstream.router.process.random_bytes import random_bytes
@@ -78,6 +79,7 @@ class ApiFront:
         self._access = access or Access()
         self.store = ObjectStore(config.store, self._metrics.store_errors)
         self._tracer = tracer
+        self._refusals = RefusalLog()
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
@@ -238,6 +240,7 @@ class ApiFront:
             status = exchange.status
         except HttpError as error:
             status = error.status
+            self._note_refused(error, exchange)
             raise
         except asyncio.CancelledError:
             status = CLIENT_LEFT
@@ -248,6 +251,11 @@ class ApiFront:
                 self._hooks.after(call, status, began_s)
             if context.trace is not None and self._tracer is not None:
                 self._tracer.end(context.trace, status, exchange.request_id)
+
+    def _note_refused(self, error: HttpError, exchange: ApiExchange) -> None:
+        context = exchange.context
+        tenant = context.caller.tenant("")
+        self._refusals.refused(error, exchange.request_id, context.model, tenant, context.trace_id)
 
     def _begin_trace(self, request: Request, context: ExchangeContext) -> None:
         """Start a trace if the request is sampled. The caller's trace id is recorded even if it is not."""

@@ -11,7 +11,10 @@ from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.front_messages import ServedLimits
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.process.log_format import JsonFormatter, TextFormatter
 from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
+
+TRAVELLING = (logging.Formatter, JsonFormatter, TextFormatter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,8 @@ class LogStyle:
     def of_this_process(cls) -> LogStyle:
         root = logging.getLogger()
         formatter = next((handler.formatter for handler in root.handlers), None)
-        # Another class than the library's own may hold what cannot travel.
-        return cls(root.level, formatter if type(formatter) is logging.Formatter else None)
+        # Another class may hold what cannot travel.
+        return cls(root.level, formatter if type(formatter) in TRAVELLING else None)
 
     def adopt(self) -> None:
         root = logging.getLogger()

@@ -67,7 +67,7 @@ class MetricsPage(Collector):
         parts = []
         of_store = await store_families(self._store, self._front) if self._store is not None else ()
         others = [family for families in self._others for family in families()]
-        for family in (*merged.values(), *self._of_cluster(), *of_store, *others):
+        for family in (*merged.values(), *self.front_families(), *of_store, *others):
             self._shown = (family,)
             parts.append(generate_latest(self._registry))
             if len(names) > 1:
@@ -81,7 +81,8 @@ class MetricsPage(Collector):
         """What is being rendered; the registry calls this."""
         return self._shown
 
-    def _of_cluster(self) -> Iterator[Metric]:
+    def front_families(self) -> Iterator[Metric]:
+        """The metrics that are not of one model."""
         responses = CounterMetricFamily("slipstream:http_responses", "Answers by HTTP status.", labels=["status"])
         for status, count in sorted(self._front.responses.items()):
             responses.add_metric([str(status)], count)

@@ -31,6 +31,16 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
         "Pages that are held for conversations that will probably come back, in use or cached.",
         labels=["worker", "role"],
     )
+    cpu = CounterMetricFamily(
+        "slipstream:worker_cpu_seconds",
+        "Seconds of processors that a worker's first process has taken; as old as its last work.",
+        labels=["worker", "role"],
+    )
+    memory = GaugeMetricFamily(
+        "slipstream:worker_resident_memory_bytes",
+        "Memory that a worker's first process occupies; as old as its last work.",
+        labels=["worker", "role"],
+    )
     counted = CounterMetricFamily(
         "slipstream:worker_events", "What workers count, since they started.", labels=["worker", "role", "event"]
     )
@@ -50,9 +60,13 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
                     retained.add_metric(who, value)
                 elif event == "expert_imbalance":
                     imbalances.add_metric(who, value)
+                elif event == "cpu_seconds":
+                    cpu.add_metric(who, value)
+                elif event == "resident_memory_bytes":
+                    memory.add_metric(who, value)
                 elif not event.startswith(STEP_COUNTERS):
                     counted.add_metric([*who, event], value)
-    return iter((credits, pages, leases, imbalances, retained, counted))
+    return iter((credits, pages, leases, imbalances, retained, cpu, memory, counted))
 
 
 def kv_usage(snapshot: Snapshot) -> float:

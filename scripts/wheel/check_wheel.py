@@ -22,6 +22,7 @@ NATIVE = tuple(
 NAME = re.compile(r"slipstream-[\w.]+-py3-none-(any|(manylinux_\d+_\d+|linux)_x86_64)\.whl")
 MAX_BYTES = 20 << 20
 
+NOT_SHIPPED = {"k8s", "compose", "systemd"}  # of configs: what a deployment takes from the sources
 DATA_SUFFIXES = frozenset({".yaml", ".json", ".pbtxt", ".py", ".txt"})  # of files in configs
 
 
@@ -35,10 +36,11 @@ def data() -> set[str]:
     configs = [
         path
         for path in (ROOT / "configs").rglob("*.*")
-        if "k8s" not in path.parts and (path.suffix in DATA_SUFFIXES or path.name == ".gitkeep")
+        if not NOT_SHIPPED & set(path.parts) and (path.suffix in DATA_SUFFIXES or path.name == ".gitkeep")
     ]
     model = [path for path in (ROOT / "models" / "slipstream-demo").iterdir() if path.is_file()]
-    return {f"slipstream/{path.relative_to(ROOT)}" for path in (*configs, *model)} | {"slipstream/py.typed"}
+    page = [path for path in (ROOT / "router" / "api" / "ui" / "assets").rglob("*") if path.is_file()]
+    return {f"slipstream/{path.relative_to(ROOT)}" for path in (*configs, *model, *page)} | {"slipstream/py.typed"}
 
 
 def native_sources() -> set[str]:

@@ -4,26 +4,25 @@ click, the latest requests, and the playground."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.browser.conftest import SavePicture
+from tests.support.browser.hostile_texts import HOSTILE_TEXTS
+from tests.support.browser.watched_host import watched_host
 from tests.support.e2e.serving_cluster import ROOT, ServingCluster
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from tests.support.browser.page_watch import PageWatch
+    from tests.support.browser.page_opener import OpenPage
 
 TOKEN = "the-administrators-token"
 STEPS = ("encoder", "retriever", "prompt", "demo_llm")
 MODELS = ("add_sub", "counter", "accumulator", "rag", *STEPS)
 CHANGE_MS = 60_000.0  # for a worker to come, on a machine that does other things, too
-
-OpenPage = Callable[..., "Page"]
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +46,11 @@ def cluster(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def watches() -> list[PageWatch]:
-    return []
+def open_page(browser: Browser, cluster: ServingCluster) -> Iterator[OpenPage]:
+    from tests.support.browser.page_opener import page_opener
 
-
-@pytest.fixture
-def open_page(browser: Browser, cluster: ServingCluster, watches: list[PageWatch]) -> Iterator[OpenPage]:
-    """`open_page("playground/rag")` is a page that shows it. In the end none may have done what it should not."""
-    from tests.support.browser.page_watch import watched_page
-
-    with ExitStack() as stack:
-        opened: list[tuple[Page, PageWatch]] = []
-
-        def open_page(place: str, scheme: str = "light") -> Page:
-            page, watch = stack.enter_context(watched_page(browser, cluster.base_url, scheme=scheme))
-            opened.append((page, watch))
-            page.goto(f"{cluster.base_url}/ui/#/{place}")
-            return page
-
+    with page_opener(browser, cluster.base_url) as open_page:
         yield open_page
-        for page, watch in opened:
-            watch.assert_clean(page)
 
 
 def answer_of(page: Page) -> str:
@@ -75,6 +58,21 @@ def answer_of(page: Page) -> str:
     answer = page.get_by_role("region", name="Answer")
     answer.get_by_text(re.compile("^took ")).wait_for()
     return answer.inner_text()
+
+
+def test_a_pool_is_scaled_by_click_and_the_view_follows(open_page: OpenPage, picture: SavePicture) -> None:
+    page = open_page("cluster")
+    workers = page.get_by_role("region", name="Workers")
+    workers.get_by_role("rowheader", name="decode-0").wait_for()
+    page.get_by_role("button", name="Scale").first.click()
+    page.get_by_label("decode workers").fill("2")
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("dialog").get_by_label("Administrator's token").fill(TOKEN)
+    page.get_by_role("button", name="Use it").click()
+    workers.get_by_role("rowheader", name="decode-1").wait_for(timeout=CHANGE_MS)
+    page.evaluate("scrollTo(0, 0)")
+    picture(page, "cluster")
+    assert TOKEN not in page.url
 
 
 def test_models_are_listed_with_their_states_and_reasons(open_page: OpenPage) -> None:
@@ -160,6 +158,22 @@ def test_an_ensemble_is_drawn_and_shows_the_times_of_its_steps(open_page: OpenPa
     page.get_by_role("link", name=re.compile("^Step 1: encoder")).focus()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="encoder").wait_for()
+
+
+def test_hostile_output_stays_text(open_page: OpenPage) -> None:
+    with watched_host() as host:
+        page = open_page("playground/echo")
+        page.get_by_role("button", name="Load").click()
+        page.get_by_label("Value of text_input").wait_for()
+        page.evaluate("window.pwned = (how) => (window.harm = [...(window.harm ?? []), how]), 0")
+        for text in HOSTILE_TEXTS.values():
+            hostile = text.replace("HOST", host.address)
+            page.get_by_label("Value of text_input").fill(hostile)
+            page.get_by_role("button", name="Send").click()
+            answer_of(page)
+            assert page.get_by_role("region", name="Output text_output").locator("pre").inner_text() == hostile
+        assert page.evaluate("window.harm ?? []") == []
+        assert host.asked == []
 
 
 def test_models_are_loaded_and_unloaded_by_click(open_page: OpenPage) -> None:

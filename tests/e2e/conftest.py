@@ -15,6 +15,8 @@ from tests.support.e2e.fleet_calls import bring_to
 from tests.support.e2e.reference import Reference
 from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster
 from tests.support.e2e.streams import client_of
+from tests.support.router.authority import Authority
+from tests.support.router.otlp_collector import OtlpCollector
 
 SMALL: dict[str, Any] = {
     "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 32, "num_threads": 1},
@@ -109,15 +111,38 @@ OF_ALL: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="session")
+def collector() -> Iterator[OtlpCollector]:
+    """Gets the traces of `cluster`: of requests whose callers ask for that."""
+    collector = OtlpCollector()
+    yield collector
+    collector.close()
+
+
+def tracing_to(collector: OtlpCollector) -> dict[str, Any]:
+    return {"otlp_endpoint": collector.url, "sample_ratio": 0.0}
+
+
+def encrypted(folder: Path) -> dict[str, Any]:
+    """Workers come over TLS, and show a certificate."""
+    tls = Authority(folder).issue("host")
+    files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
+    return {"router": {**SMALL["router"], "worker_tls": files}}
+
+
+@pytest.fixture(scope="session")
 def launched(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, collector: OtlpCollector
 ) -> Iterator[dict[str, ServingCluster]]:
     """Those clusters of all tests that tests of this session need, launched at the same time: alone, a start leaves
     cores idle."""
     names = {name for item in request.session.items if isinstance(item, pytest.Function) for name in item.fixturenames}
     if "either_cluster" in names:
         names.update(EITHER)
-    clusters = {name: ServingCluster(tmp_path_factory.mktemp(name), OF_ALL[name]) for name in OF_ALL if name in names}
+    traced = {"router": {**SMALL["router"], "tracing": tracing_to(collector)}}
+    settings = {**OF_ALL, "cluster": {**OF_ALL["cluster"], **traced}}
+    if "tp2_cluster" in names:
+        settings["tp2_cluster"] = {**OF_ALL["tp2_cluster"], **encrypted(tmp_path_factory.mktemp("tls") / "ca")}
+    clusters = {name: ServingCluster(tmp_path_factory.mktemp(name), settings[name]) for name in OF_ALL if name in names}
     try:
         for serving in clusters.values():
             serving.launch()

@@ -19,6 +19,7 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from slipstream.router.process.log_format import formatter
 from slipstream.router.process.log_level import log_level
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.instances.instance_host import InstanceHost
@@ -33,7 +34,9 @@ def main(path: Path) -> None:
         config = TypeAdapter(InstanceHostConfig).validate_python(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter("instances"))
+    logging.basicConfig(level=log_level(), handlers=[handler])
     try:
         uvloop.run(run(config))
     except (HostRefused, OSError) as error:

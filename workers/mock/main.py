@@ -14,6 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.process.link_tls import LinkTlsConfig
+from slipstream.router.process.log_format import formatter
 from slipstream.router.process.log_level import log_level
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.mock_profile import MockProfile
@@ -96,7 +97,9 @@ def mock_worker_command(
         for one in ROLES[role]
         for number in range(count)
     ]
-    logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter("mock-worker"))
+    logging.basicConfig(level=log_level(), handlers=[handler])
     reason: BaseException | None = None
     try:
         uvloop.run(run_mock_workers(configs))

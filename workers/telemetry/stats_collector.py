@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.router.protocol.messages import Stats
 from slipstream.workers.interface.engine import EngineCounters
 from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 from slipstream.workers.telemetry.expert_load import ExpertLoad
+from slipstream.workers.telemetry.process_usage import ProcessUsage
 
 IDLE_STATES = frozenset({"free", "cached", "withheld"})
 
@@ -25,12 +26,14 @@ class StatsCollector:
     hand-offs under way now. `retained_pages` are held now for conversations that will probably come back; of such pages
     `retained_pages_used` were used by a request, `retained_pages_expired` were not before their time was over, and
     `retained_pages_displaced` had to make room. With expert parallelism, `expert_imbalance` is that of `ExpertLoad`.
+    With `usage`, its counters are sent as well. A change of them alone is no reason to send: idle workers are silent.
     """
 
     engine: EngineCounters
     transfers: PageTransfers
     interval_s: float = 1.0
     expert_load: ExpertLoad | None = None
+    usage: ProcessUsage | None = None
     _totals: Counter[str] = field(default_factory=Counter)
     _seconds: float = 0.0
     _last: Stats | None = None
@@ -65,7 +68,9 @@ class StatsCollector:
         if stats == self._last:
             return None
         self._last, self._last_at_s = stats, now_s
-        return stats
+        if self.usage is None:
+            return stats
+        return replace(stats, counters=(*stats.counters, *self.usage.counters().items()))
 
     def next_due_s(self) -> float | None:
         """When an idle loop should call `due` again; None: only after something has happened."""

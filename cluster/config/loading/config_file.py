@@ -146,7 +146,7 @@ def _planner_problem(config: ClusterConfig, key: str) -> str | None:
     if config.planner.class_name is None and config.planner.objective == "workers":
         return None
     try:
-        if config.models:
+        if config.models or not config.has_model:
             load_shared_planner(config.planner, shares_of(config), config.budget)
         else:
             load_planner(config.planner, PoolPrices(config.prefill.price_per_hour, config.decode.price_per_hour))

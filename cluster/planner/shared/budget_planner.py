@@ -22,6 +22,7 @@ from dataclasses import replace
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.cluster.planner.instances.instance_claims import NO_CLAIMS, InstanceClaims
 from slipstream.cluster.planner.planner_decision import (
     AddWorkers,
     MoveWorker,
@@ -31,10 +32,11 @@ from slipstream.cluster.planner.planner_decision import (
     WorkerTransfer,
 )
 from slipstream.cluster.planner.shared.division import ShareOption, divide
+from slipstream.cluster.planner.shared.instance_room import InstanceRoom
 from slipstream.cluster.planner.shared.model_share import FreeBudget, ModelShare
 from slipstream.cluster.planner.shared.model_view import ModelView
 from slipstream.cluster.planner.shared.offers import Offer, gain_of, offers
-from slipstream.cluster.planner.slo_planner import SloPlanner
+from slipstream.cluster.planner.slo_planner import WORTH, SloPlanner
 from slipstream.router.status.load_signals import Signals
 
 SWAPS = 12.0  # times what a swap takes: over so long one has to pay
@@ -62,16 +64,26 @@ class BudgetPlanner:
         self, signals: Mapping[str, Signals], fleets: Mapping[str, FleetState], now: float
     ) -> dict[str, PlannerDecision]:
         """A decision for each model that there are signals of."""
+        return self.decide_beside(NO_CLAIMS, signals, fleets, now)[0]
+
+    def decide_beside(
+        self,
+        claims: InstanceClaims,
+        signals: Mapping[str, Signals],
+        fleets: Mapping[str, FleetState],
+        now: float,
+    ) -> tuple[dict[str, PlannerDecision], InstanceRoom]:
+        """A decision for each model, and what there is for the instances of tensor models."""
         names = [name for name in self._shares if name in signals and name in fleets]
         members = [member for name in names for member in fleets[name].members]
         self._known &= {member.name for member in members}
         self._known |= {member.name for member in members if member.state == "ready"}
         views = [self._view(self._shares[name], signals[name], fleets[name], now) for name in names]
         self._first_total = max(self._first_total, len(members))
-        look = _Look(self._config, self._limits(), views, self._were_short)
+        look = _Look(self._config, self._limits(), views, self._were_short, claims)
         decisions = look.decide()
         self._were_short = {view.name for view in views if view.is_short}
-        return decisions
+        return decisions, look.instance_room()
 
     def _view(self, share: ModelShare, signals: Signals, fleet: FleetState, now: float) -> ModelView:
         config = replace(self._config, max_workers=MOST_WORKERS, scale_to_zero=share.min_workers == 0)
@@ -94,10 +106,17 @@ class _Look:
     """All models at one moment."""
 
     def __init__(
-        self, config: PlannerConfig, budget: BudgetConfig, views: Sequence[ModelView], were_short: set[str]
+        self,
+        config: PlannerConfig,
+        budget: BudgetConfig,
+        views: Sequence[ModelView],
+        were_short: set[str],
+        claims: InstanceClaims,
     ) -> None:
         self._config, self._budget, self._views, self._were_short = config, budget, views, were_short
-        self._free = FreeBudget.of(budget, [(view.share, view.whole_fleet) for view in views])
+        self._claims = claims
+        free = FreeBudget.of(budget, [(view.share, view.whole_fleet) for view in views])
+        self._free = free.less(0, claims.num_gpus, claims.num_cpus)
         self._decisions: dict[str, PlannerDecision] = {}
         self._given: dict[str, list[Offer]] = {}  # by giver
         self._takers: dict[str, list[str]] = {}  # by giver
@@ -109,8 +128,9 @@ class _Look:
         for view in views:
             view.is_wanted_elsewhere = any(one is not view for one in waking)
         needy = [view for view in views if view.is_waking or view.is_short]
-        if needy or self._free.num_workers < 0:
+        if needy or self._free.num_workers < 0 or self._free.num_cpus < 0 or self._claims.short:
             self._fair = self._division()
+            self._free = self._free.less(0, *self._reserved())
         needy = [view for view in needy if view.is_waking or self._fair[view.name] > view.total]
         for view in sorted(needy, key=_urgency):
             if view.name not in self._given:
@@ -126,22 +146,64 @@ class _Look:
         """How many workers each model should have: what it needs, by weight where there are too few for all, and of
         those that there are beyond that as many as make all models bear the same multiple of their load."""
         fair = self._needed()
-        left = sum(view.total for view in self._views) - sum(fair.values())
+        left = sum(view.total - fair[view.name] for view in self._views)
         for _ in range(left):
             least = min(self._views, key=lambda view: (view.bears(fair[view.name]), -view.share.weight))
             if math.isinf(least.bears(fair[least.name])):
                 break
             fair[least.name] += 1
-        return fair
+            if not self._fits(fair):
+                fair[least.name] -= 1
+                break
+        return fair if self._is_worth(fair) else {**fair, **self._claims.counts()}
 
     def _needed(self) -> dict[str, int]:
         most = self._budget.workers
         assert most is not None
         options = {view.name: _options(view, most) for view in self._views}
-        chosen = divide(options, most, math.inf if self._budget.gpus is None else self._budget.gpus)
+        options |= {name: _instance_options(self._claims, name) for name in self._claims.planners}
+        gpus, cpus = (math.inf if limit is None else limit for limit in (self._budget.gpus, self._budget.cpus))
+        chosen = divide(options, most, gpus, cpus, self._claims.max_instances)
         if chosen is None:  # even the least is too much: each keeps what it has
-            return {view.name: view.total for view in self._views}
-        return {name: option.num_workers for name, option in chosen.items()}
+            return {view.name: view.total for view in self._views} | self._claims.counts()
+        return {name: option.num_workers + option.num_instances for name, option in chosen.items()}
+
+    def _is_worth(self, fair: Mapping[str, int]) -> bool:
+        """What instances get from workers, or workers from instances, has to serve `WORTH` of the requests more."""
+        claims = self._claims
+        gain = sum(
+            claims.value(name, fair[name]) - claims.value(name, count) for name, count in claims.counts().items()
+        )
+        for view in self._views:
+            before, then = (
+                view.served(number) if number else float(view.is_idle) for number in (view.total, fair[view.name])
+            )
+            gain += view.share.weight * (then - before)
+        return not claims.planners or gain > WORTH
+
+    def _fits(self, fair: Mapping[str, int]) -> bool:
+        """Beside the instances. Where there are none, workers may stay as they are."""
+        if not self._claims.planners:
+            return True
+        free = FreeBudget.of(self._budget, ())
+        for view in self._views:
+            pools = view.best_split(fair[view.name])
+            free = free.less(0, view.share.num_gpus(pools), view.share.num_cpus(pools))
+        for name, one in self._claims.planners.items():
+            free = free.less(0, one.share.num_gpus(fair[name]), one.share.num_cpus(fair[name]))
+        return min(free.num_gpus, free.num_cpus) > -1e-9
+
+    def _reserved(self) -> tuple[float, float]:
+        """GPUs and CPUs for the instances that are to come."""
+        coming = self._claims.num_to_come(self._fair)
+        gpus = sum(one.share.num_gpus(count) for one, count in coming)
+        return gpus, sum(one.share.num_cpus(count) for one, count in coming)
+
+    def instance_room(self) -> InstanceRoom:
+        """Called when all models are decided."""
+        gpus, cpus = self._reserved()
+        needy = [view.name for view in self._views if view.is_waking or view.is_short]
+        return InstanceRoom(self._free.less(0, -gpus, -cpus), self._fair, [*needy, *self._claims.short])
 
     def _supply(self, view: ModelView) -> None:
         """Decides for a model that is short of workers."""
@@ -236,12 +298,13 @@ class _Look:
         if not view.total and view.num_coming:
             return view.planner.hold(view.context, "changing", f"{_workers(view.num_coming)} on the way")
         most = view.total
-        if self._free.num_workers < 0:
-            most = max(min(most, self._fair[view.name]), most + int(self._free.num_workers))
+        free = self._free if self._claims.planners else replace(self._free, num_gpus=math.inf)
+        if missing := free.missing(view.share.decode):
+            most = max(min(most, self._fair.get(view.name, most)), most - missing)
         _limit(view, most)
         decision = view.planner.decide_in(view.context)
-        missing = view.share.min_workers - view.total - view.num_coming
-        number = min(missing, self._free.room(view.share.decode, view.whole_fleet))
+        lacking = view.share.min_workers - view.total - view.num_coming
+        number = min(lacking, self._free.room(view.share.decode, view.whole_fleet))
         if number <= 0 or view.fleet.is_held:
             return decision
         return self._start(view, decision, number, "limits", f"it is to have {view.share.min_workers} at least")
@@ -257,10 +320,19 @@ def _options(view: ModelView, max_workers: int) -> list[ShareOption]:
             served = float(number > 0)
         pools = view.best_split(number)
         size = view.planner.prices.size(pools)
-        options.append(ShareOption(number, share.num_gpus(pools), share.weight * served, size))
+        value = share.weight * served
+        options.append(ShareOption(number, share.num_gpus(pools), value, size, share.num_cpus(pools)))
         if served >= 1.0:
             break
     return options
+
+
+def _instance_options(claims: InstanceClaims, name: str) -> list[ShareOption]:
+    share = claims.planners[name].share
+    return [
+        ShareOption(0, share.num_gpus(count), claims.value(name, count), 0.0, share.num_cpus(count), count)
+        for count in claims.choices(name)
+    ]
 
 
 def _limit(view: ModelView, num_workers: int) -> None:

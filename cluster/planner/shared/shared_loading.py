@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig
@@ -12,6 +13,7 @@ from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.planner.planner_loading import planner_class
 from slipstream.cluster.planner.pool_prices import PoolPrices
 from slipstream.cluster.planner.shared.budget_planner import BudgetPlanner
+from slipstream.cluster.planner.shared.cluster_planner import ClusterPlanner
 from slipstream.cluster.planner.shared.model_share import ModelShare, WorkerNeeds
 from slipstream.cluster.planner.shared.shared_planner import SharedPlanner
 
@@ -28,9 +30,20 @@ def load_shared_planner(config: PlannerConfig, shares: Sequence[ModelShare], bud
     return planner
 
 
+def load_cluster_planner(config: ClusterConfig) -> ClusterPlanner:
+    """The planner of language models and of a repository, where `class_name` names no other. Raises ValueError."""
+    planner = config.planner
+    language = load_shared_planner(planner, shares_of(config), config.budget)
+    assert isinstance(language, BudgetPlanner), "a planner of one's own decides about workers only"
+    return ClusterPlanner(planner, language, config.repository.max_instances)
+
+
 def shares_of(config: ClusterConfig) -> list[ModelShare]:
     """What the configuration says of its models."""
-    return [share_of(entry) for entry in config.entries()]
+    shares = [share_of(entry) for entry in config.entries()]
+    if config.planner.scale_to_zero and not config.models:
+        return [replace(share, min_workers=0) for share in shares]
+    return shares
 
 
 def share_of(entry: ModelEntry) -> ModelShare:
@@ -46,4 +59,4 @@ def share_of(entry: ModelEntry) -> ModelShare:
 
 def _needs(pool: PoolConfig) -> WorkerNeeds:
     """GPUs that are not in the configuration are one for each rank at most; a budget of GPUs counts them so."""
-    return WorkerNeeds(pool.tp * (pool.num_gpus or 0.0), pool.tp)
+    return WorkerNeeds(pool.tp * (pool.num_gpus or 0.0), pool.tp, pool.tp * pool.num_cpus)

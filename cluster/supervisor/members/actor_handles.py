@@ -31,7 +31,7 @@ def start_actor(
         scheduling_strategy=strategy,
         max_restarts=0,  # the supervisor restarts it, not Ray, because a new incarnation needs new addresses
         max_concurrency=MAX_CALLS,
-    ).remote(name, deployment.log_path(name))
+    ).remote(name, deployment.log_path(name), deployment.config.log.format)
 
 
 async def first_death(runs: Sequence[Awaitable[object]]) -> str:

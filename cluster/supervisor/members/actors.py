@@ -41,6 +41,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_signals import TensorSignals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
@@ -75,8 +76,8 @@ class ProcessLocation:
 class ProcessHost:
     """What all processes of a cluster have in common."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        redirect_output(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        redirect_output(name, log_path, log_format)
         # Ray's handler would end the main thread, which answers its calls, and leave the others running for a minute.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -92,8 +93,8 @@ class WorkerHost(ProcessHost):
     """Rank 0 of a worker group. When `run` has returned after a drain, `prepare` and `run` may be called again, to go
     on with another model."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._worker: Worker | None = None
 
     def prepare(self, config: ByName[WorkerConfig]) -> GroupAddress | None:
@@ -128,8 +129,8 @@ class WorkerHost(ProcessHost):
 class RankHost(ProcessHost):
     """A rank other than 0 of a worker group. `run` may be called again when it has returned normally."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._has_run = False
 
     def run(self, config: ByName[WorkerConfig], rank: int, address: GroupAddress) -> None:
@@ -144,8 +145,8 @@ class RouterHost(ProcessHost):
     """The router, on an event loop in the thread of `run`. No method is a coroutine, because Ray would then run all of
     them on an event loop of its own."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._serving: concurrent.futures.Future[ServingState] = concurrent.futures.Future()
 
     def warm_up(self, modules: tuple[str, ...]) -> ProcessLocation:
@@ -285,6 +286,14 @@ class RouterHost(ProcessHost):
         """How many instances the versions of a model of the repository have; "": of all models."""
         return self._ask(lambda router: router.instances_status(model))
 
+    def tensor_signals(self) -> list[TensorSignals]:
+        """The load of the instances of all models: what a planner decides from."""
+        return self._ask(lambda router: router.tensor_signals())
+
+    def resize_instances(self, model: str, version: str, count: int, reason: str) -> None:
+        """A planner says how many instances a version has."""
+        self._ask(lambda router: router.resize_instances(model, version, count, reason))
+
     def ping(self) -> None:
         """Returns when the event loop has answered."""
         self._ask(lambda router: None)
@@ -391,8 +400,8 @@ async def serve_until_stopped(
 class InstancesHost(ProcessHost):
     """Starts and watches the instances of tensor models on its node, on an event loop in the thread of `run`."""
 
-    def __init__(self, name: str, log_path: str | None) -> None:
-        super().__init__(name, log_path)
+    def __init__(self, name: str, log_path: str | None, log_format: str | None = None) -> None:
+        super().__init__(name, log_path, log_format)
         self._running: concurrent.futures.Future[RunningHost] = concurrent.futures.Future()
 
     def run(self, config: ByName[InstanceHostConfig]) -> None:

@@ -39,6 +39,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.tensor_signals import TensorSignals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
@@ -384,6 +385,19 @@ class RouterMember:
         """How many instances the versions of a model of the repository have; "": of all models."""
         found: list[InstancesStatus] = await self._ask(lambda actor: actor.instances_status.remote(model))
         return found
+
+    async def tensor_signals(self) -> list[TensorSignals]:
+        """The load of the instances of all models of the repository: what a planner decides from."""
+        found: list[TensorSignals] = await self._ask(lambda actor: actor.tensor_signals.remote())
+        return found
+
+    async def resize_instances(
+        self, model: str, version: str, count: int, reason: str, config: InstanceCountsConfig
+    ) -> None:
+        """How many instances a version has, as a planner says. Later incarnations begin with `config`."""
+        instances = {**self._repository.instances, model: config}
+        self._repository = dataclasses.replace(self._repository, instances=instances)
+        await self._ask(lambda actor: actor.resize_instances.remote(model, version, count, reason))
 
     async def wanted_models(self, known: WantedList | None) -> WantedList:
         """The language models that the repository names, once they are others than those that are known."""

@@ -99,6 +99,7 @@ class GenerationFlow:
         session = named or body.cache_key
         session = context.caller.own(session) if session else ""
         pinned = session if named else ""  # many conversations may have one cache key
+        context.model = body.model
         model, version, versions = self.lookup.of_generation(body.model, body.priority or 0, context, pinned)
         identity = context.checkpoint.identity(ModelId(model.name, version))
         answer_id = f"{prefix}{identity.number:032x}"

@@ -1,4 +1,4 @@
-"""Looks at the instances of models again and again, and carries out what the scaler decides."""
+"""Looks at the instances of models again and again, and carries out what the scaler decides, or a planner."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from slipstream.router.infer.served_version import ScaledInstances, ServedVersio
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.status.instances_status import InstancesStatus
+from slipstream.router.status.tensor_signals import TensorSignals
 
 LOOK_EVERY_S = 1.0
 NUM_DECISIONS = 1000
+PLANNED_S = 60.0  # since a planner has looked: so long the numbers are as it says
 
 log = logging.getLogger(__name__)
 
 
 class InstanceScaling:
-    """`counts` are those of the deployment, by model; `set_counts` changes them. `decisions` are the latest ones."""
+    """`counts` are those of the deployment, by model; `set_counts` changes them. `decisions` are the latest ones. While
+    a planner asks for `signals`, it decides, and the scaler does not."""
 
     def __init__(self, service: TensorService, counts: dict[str, InstanceCountsConfig], budget: int | None) -> None:
         self._service = service
@@ -30,6 +33,7 @@ class InstanceScaling:
         self._scaler = InstanceScaler(counts, budget)
         self._busy: dict[VersionKey, tuple[ScaledInstances, float, float]] = {}  # busy seconds, and when
         self._changes: dict[VersionKey, asyncio.Task[None]] = {}
+        self._planned_until_s = float("-inf")
         self.decisions: deque[ScaleDecision] = deque(maxlen=NUM_DECISIONS)
 
     async def run(self) -> None:
@@ -42,7 +46,45 @@ class InstanceScaling:
             for change in self._changes.values():
                 change.cancel()
 
+    def signals(self) -> list[TensorSignals]:
+        """Of all versions with instances: what a planner decides from."""
+        now = asyncio.get_running_loop().time()
+        self._planned_until_s = now + PLANNED_S
+        found = []
+        for name, runtime in self._service.runtimes():
+            instances = runtime.instances
+            if instances is None or not instances.count:
+                continue
+            is_changing = instances.is_changing or (name, runtime.version) in self._changes
+            queue = runtime.recorder.statistics.durations.queue
+            found.append(
+                TensorSignals(
+                    name,
+                    runtime.version,
+                    instances.count,
+                    is_changing,
+                    runtime.num_waiting,
+                    now,
+                    instances.busy_s,
+                    queue.count,
+                    queue.ns / 1e9,
+                )
+            )
+        return found
+
+    def resize(self, model: str, version: str, count: int, reason: str) -> None:
+        """A planner says how many instances a version has. One that is gone meanwhile is left out."""
+        versions = self._service.models.get(model)
+        runtime = versions.serving.get(version) if versions is not None else None
+        instances = runtime.instances if runtime is not None else None
+        if instances is not None and instances.count != count:
+            now = asyncio.get_running_loop().time()
+            self._begin(ScaleDecision((model, version), instances.count, count, reason, now))
+
     def look(self, now: float) -> None:
+        if now < self._planned_until_s:
+            self._busy.clear()
+            return
         found = {(name, runtime.version): runtime for name, runtime in self._elastic()}
         for version in self._busy.keys() - found.keys():
             del self._busy[version]

@@ -44,7 +44,8 @@ def _work_span(
 ) -> Span:
     names = STAGES_OF.get(span.name, ())
     stage = next((stages[work.attempt, name] for name in names if (work.attempt, name) in stages), None)
-    own: Attributes = {f"slipstream.{name}": value for name, value in (*span.figures, *span.labels)}
+    own: Attributes = {f"slipstream.{name}": value for name, value in span.figures}
+    own |= {f"slipstream.{name}": value for name, value in span.labels}
     return Span(
         span.name,
         "internal",

@@ -152,3 +152,32 @@ async def test_instances_come_with_the_demand_and_go_with_it(tmp_path: Path, mon
         await until(lambda: sum(instances_of(lab).hosts.values()) == 2)
         looking.cancel()
         await asyncio.wait([looking])
+
+
+@in_loop
+async def test_while_a_planner_asks_for_signals_it_decides_how_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"m": InstanceCountsConfig(min=1, max=3, shrink_after_s=1.0)}
+    async with repository_lab(tmp_path, {"m": (configured(1), PID)}, instances=counts) as lab:
+        scaling = InstanceScaling(lab.service, lab.repository.counts, None)
+        (before,) = scaling.signals()
+        running = [asyncio.create_task(lab.infer("m", 100)) for _ in range(3)]
+        await until(lambda: scaling.signals()[0].num_waiting == 2)
+        scaling.resize("m", "1", 2, "a planner says so")
+        scaling.resize("gone", "1", 2, "a planner says so")
+        assert scaling.signals()[0].is_changing
+        await until(lambda: not scaling.signals()[0].is_changing)
+        await asyncio.gather(*running)
+        (after,) = scaling.signals()
+        assert (before.count, after.count, after.num_executed - before.num_executed) == (1, 2, 3)
+        assert after.busy_s - before.busy_s >= 0.3
+        assert after.queue_s > before.queue_s
+        now = asyncio.get_running_loop().time()
+        for second in range(30):
+            scaling.look(now + second)  # the scaler would let one go
+        assert [one.reason for one in scaling.decisions] == ["a planner says so"]
+        for second in range(30):
+            scaling.look(now + instance_scaling.PLANNED_S + 1.0 + second)  # the planner has gone
+        assert [one.after for one in scaling.decisions] == [2, 1]
+        await until(lambda: sum(instances_of(lab).hosts.values()) == 1)

@@ -216,3 +216,13 @@ def test_the_page_of_many_models_lets_the_event_loop_turn_and_a_model_go() -> No
         assert text.count("# TYPE slipstream:queue_depth gauge") == 1
 
     asyncio.run(main())
+
+
+def test_processor_time_and_memory_of_a_worker_are_metrics_of_their_own() -> None:
+    stats = Stats(0, 0, (), (("cpu_seconds", 2.5), ("resident_memory_bytes", 1024.0), ("steps", 3.0)))
+    snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats),), Totals())
+    page = rendered(FrontMetrics(), {"demo": snapshot})
+    who = 'model_name="demo",role="decode",worker="w"'
+    assert f"slipstream:worker_cpu_seconds_total{{{who}}} 2.5\n" in page
+    assert f"slipstream:worker_resident_memory_bytes{{{who}}} 1024.0\n" in page
+    assert 'event="cpu_seconds"' not in page

@@ -1,5 +1,5 @@
-"""What a model might say to harm its reader: each text would call `pwned()`, ask another host, or lay something over the
-page, if it were more than text. `HOST` stands for the address of that host."""
+"""What a model might say to harm its reader: if it were more than text, each would call `pwned()`, ask another host, or
+lay something over the page. `HOST` stands for the address of that host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ HOSTILE_TEXTS = {
     "script": "<script>pwned('script')</script><script src=\"http://HOST/script.js\"></script>",
     "handlers": "<img src=x onerror=\"pwned('onerror')\"><b onmouseover=pwned('over') onclick=pwned('click')>bold</b>"
     "<details open ontoggle=pwned('toggle')><summary>more</summary></details><input autofocus onfocus=pwned('focus')>",
-    "links": "[a](javascript:pwned('link')) <a href=\"JaVaScRiPt:pwned('case')\">b</a> [c](data:text/html,<script>1</script>)"
+    "links": "[a](javascript:pwned('link')) <a href=\"JaVaScRiPt:pwned('case')\">b</a> [c](data:text/html,1)"
     " <a href=\"vbscript:pwned('vb')\">d</a> [e](&#106;avascript:pwned('entity'))",
-    "frames": '<iframe src="http://HOST/frame"></iframe><iframe srcdoc="<script>parent.pwned(\'srcdoc\')</script>"></iframe>'
+    "frames": '<iframe src="http://HOST/frame"></iframe><iframe srcdoc="<script>parent.pwned(1)</script>"></iframe>'
     '<object data="http://HOST/object"></object><embed src="http://HOST/embed">',
     "svg": "<svg onload=pwned('svg')><script>pwned('svg script')</script><use href=\"http://HOST/use.svg#a\"/>"
     "<animate onbegin=pwned('animate') attributeName=x dur=1s /></svg><math><mtext><style><img src=x"

@@ -35,11 +35,13 @@ def many(item: Schema) -> Schema:
 
 QUANTITIES: Schema = {"type": "object", "additionalProperties": QUANTITY}
 METADATA = fields("name", name=NAME, labels=STRINGS, annotations=STRINGS)
+KEY_SELECTOR = fields("name", "key", name=NAME, key=STRING)
+FREE: Schema = {"type": "object"}  # the user's own, taken over as it is
 SELECTOR = fields("matchLabels", matchLabels=STRINGS)
 PROBE = {
     **fields(
         exec=fields("command", command=many(STRING)),
-        httpGet=fields("port", path=STRING, port=PORT_OR_NAME),
+        httpGet=fields("port", path=STRING, port=PORT_OR_NAME, scheme={"enum": ["HTTP", "HTTPS"]}),
         **dict.fromkeys(("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "failureThreshold"), COUNT),
     ),
     "oneOf": [{"required": ["exec"]}, {"required": ["httpGet"]}],
@@ -51,7 +53,25 @@ CONTAINER = fields(
     name=NAME,
     image=STRING,
     ports=many(fields("containerPort", name={"type": "string", "maxLength": 15}, containerPort=PORT)),
-    env=many(fields("name", "value", name=STRING, value=STRING)),
+    imagePullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+    command=many(STRING),
+    args=many(STRING),
+    env=many(
+        {
+            **fields(
+                "name",
+                name=STRING,
+                value=STRING,
+                valueFrom=fields(secretKeyRef=KEY_SELECTOR, fieldRef=fields("fieldPath", fieldPath=STRING)),
+            ),
+            "oneOf": [{"required": ["value"]}, {"required": ["valueFrom"]}],
+        }
+    ),
+    envFrom=many(fields("secretRef", secretRef=fields("name", name=NAME))),
+    securityContext=fields(
+        allowPrivilegeEscalation=BOOL, readOnlyRootFilesystem=BOOL, capabilities=fields("drop", drop=many(STRING))
+    ),
+    startupProbe=PROBE,
     resources=fields("requests", "limits", requests=QUANTITIES, limits=QUANTITIES),
     readinessProbe=PROBE,
     livenessProbe=PROBE,
@@ -64,6 +84,8 @@ VOLUME = {
         name=NAME,
         persistentVolumeClaim=fields("claimName", claimName=NAME, readOnly=BOOL),
         configMap=fields("name", name=NAME),
+        secret=fields("secretName", secretName=NAME, items=many(fields("key", "path", key=STRING, path=STRING))),
+        hostPath=fields("path", path=STRING, type=STRING),
         emptyDir=fields(medium={"enum": ["", "Memory"]}, sizeLimit=QUANTITY),
     ),
     "minProperties": 2,
@@ -83,10 +105,23 @@ POD = fields(
     containers=many(CONTAINER),
     volumes=many(VOLUME),
     terminationGracePeriodSeconds=COUNT,
-    securityContext=fields(runAsNonRoot=BOOL, runAsUser=COUNT, fsGroup=COUNT),
+    serviceAccountName=NAME,
+    automountServiceAccountToken=BOOL,
+    imagePullSecrets=many(fields("name", name=NAME)),
+    nodeSelector=STRINGS,
+    tolerations=many(FREE),
+    affinity=FREE,
+    restartPolicy={"enum": ["Always", "Never", "OnFailure"]},
+    securityContext=fields(
+        runAsNonRoot=BOOL,
+        runAsUser=COUNT,
+        runAsGroup=COUNT,
+        fsGroup=COUNT,
+        seccompProfile=fields("type", type={"enum": ["RuntimeDefault", "Unconfined", "Localhost"]}),
+    ),
     topologySpreadConstraints=many(SPREAD),
 )
-TEMPLATE = fields("spec", metadata=fields(labels=STRINGS), spec=POD)
+TEMPLATE = fields("spec", metadata=fields(labels=STRINGS, annotations=STRINGS), spec=POD)
 
 RAY_CLUSTER = fields(
     "headGroupSpec",
@@ -106,6 +141,7 @@ RAY_CLUSTER = fields(
             replicas=COUNT,
             minReplicas=COUNT,
             maxReplicas=COUNT,
+            numOfHosts={"type": "integer", "minimum": 1},
             rayStartParams=STRINGS,
             labels=STRINGS,
             template=TEMPLATE,
@@ -122,13 +158,15 @@ RAY_JOB = fields(
 SERVICE = fields(
     *("selector", "ports"),
     selector=STRINGS,
-    ports=many(fields("name", "port", name=NAME, port=PORT, targetPort=PORT_OR_NAME)),
+    type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    clusterIP={"const": "None"},
+    ports=many(fields("name", "port", name=NAME, port=PORT, targetPort=PORT_OR_NAME, appProtocol=STRING)),
     publishNotReadyAddresses=BOOL,
 )
 BUDGET = fields("selector", maxUnavailable=COUNT, minAvailable=COUNT, selector=SELECTOR)
 
 
-def _kind(api_version: str, kind: str, spec: Schema) -> Schema:
+def kind_of(api_version: str, kind: str, spec: Schema) -> Schema:
     return fields(
         *("apiVersion", "kind", "metadata", "spec"),
         apiVersion={"const": api_version},
@@ -139,10 +177,10 @@ def _kind(api_version: str, kind: str, spec: Schema) -> Schema:
 
 
 KINDS: dict[str, Schema] = {
-    "RayCluster": _kind("ray.io/v1", "RayCluster", RAY_CLUSTER),
-    "RayJob": _kind("ray.io/v1", "RayJob", RAY_JOB),
-    "Service": _kind("v1", "Service", SERVICE),
-    "PodDisruptionBudget": _kind("policy/v1", "PodDisruptionBudget", BUDGET),
+    "RayCluster": kind_of("ray.io/v1", "RayCluster", RAY_CLUSTER),
+    "RayJob": kind_of("ray.io/v1", "RayJob", RAY_JOB),
+    "Service": kind_of("v1", "Service", SERVICE),
+    "PodDisruptionBudget": kind_of("policy/v1", "PodDisruptionBudget", BUDGET),
 }
 
 

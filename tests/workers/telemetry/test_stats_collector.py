@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from slipstream.kv_transfer.api.ticket import PeerId, TransferKey
 from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.telemetry.process_usage import ProcessUsage
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from tests.support.workers.engine_driver import make_limits
@@ -52,3 +55,21 @@ def test_statistics_come_no_more_often_than_once_an_interval_and_only_when_chang
     assert book.due(11.5) is not None
     book.start_over()
     assert book.due(11.6) is not None
+
+
+def test_processor_time_and_memory_come_with_other_changes_and_not_alone() -> None:
+    transfers = GroupTransfers([RecordingRank()])
+    engine = NativeEngine(make_limits(), FakeExecutor(16, 4, 100))
+    book = StatsCollector(engine, transfers, interval_s=1.0, usage=ProcessUsage())
+    first = book.due(10.0)
+    assert first is not None
+    until_s = time.process_time() + 0.05
+    while time.process_time() < until_s:
+        pass
+    assert book.due(11.0) is None
+    transfers.sending(TransferKey(PeerId("d", 1), 1))
+    second = book.due(12.0)
+    assert second is not None
+    before, after = dict(first.counters), dict(second.counters)
+    assert after["cpu_seconds"] > before["cpu_seconds"] > 0
+    assert after["resident_memory_bytes"] > 1_000_000

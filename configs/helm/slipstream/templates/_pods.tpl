@@ -1,7 +1,6 @@
-{{/* What pods of head and workers have in common: (dict "root" $) */}}
+{{/* What pods of head and workers have in common. */}}
 {{- define "slipstream.podCommon" -}}
 serviceAccountName: {{ include "slipstream.serviceAccount" . }}
-automountServiceAccountToken: false
 terminationGracePeriodSeconds: {{ include "slipstream.terminationSeconds" . }}
 securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- with .Values.image.pullSecrets }}
@@ -65,6 +64,8 @@ metadata:
     {{- with .Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
   {{- include "slipstream.podCommon" . | nindent 2 }}
+  # Ray's autoscaler, which KubeRay puts beside the head, asks Kubernetes for pods.
+  automountServiceAccountToken: {{ and (eq .Values.runtime "kuberay") (eq .Values.autoscaling.kind "ray") }}
   {{- with .Values.head.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -111,15 +112,20 @@ spec:
       startupProbe:
         httpGet: {path: /api/gcs_healthz, port: dashboard}
         {{- toYaml .Values.probes.startup | nindent 8 }}
-      # KubeRay submits the job when this container is ready, so it must be ready before the job has begun.
       readinessProbe:
+        {{- if eq .Values.runtime "kuberay" }}
+        # KubeRay submits the job when this container is ready, so it must be ready before the job has begun.
         exec: {command: [python, /etc/slipstream/ready.py]}
+        {{- else }}
+        httpGet: {path: /health/ready, port: http, scheme: {{ include "slipstream.scheme" . | upper }}}
+        {{- end }}
         {{- toYaml .Values.probes.readiness | nindent 8 }}
       livenessProbe:
         httpGet: {path: /api/gcs_healthz, port: dashboard}
         {{- toYaml .Values.probes.liveness | nindent 8 }}
       volumeMounts:
         {{- include "slipstream.mounts" . | nindent 8 }}
+        - {name: shm, mountPath: /dev/shm}
         - {name: config, mountPath: /etc/slipstream, readOnly: true}
         - {name: admin-token, mountPath: /etc/slipstream-admin, readOnly: true}
         {{- if include "slipstream.apiKeysSecret" . }}
@@ -130,6 +136,7 @@ spec:
         {{- end }}
   volumes:
     {{- include "slipstream.volumes" . | nindent 4 }}
+    - {name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}
     - {name: config, configMap: {name: {{ include "slipstream.name" . }}-config}}
     - name: admin-token
       secret:
@@ -160,6 +167,7 @@ metadata:
   {{- end }}
 spec:
   {{- include "slipstream.podCommon" $root | nindent 2 }}
+  automountServiceAccountToken: false
   {{- with .pool.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}

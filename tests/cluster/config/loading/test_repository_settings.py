@@ -87,9 +87,9 @@ def test_a_repository_may_stand_beside_models(folder: Path) -> None:
             "c.yaml:1: repository.metrics.port: must differ from the cluster's other ports, got 8002",
         ),
         (
-            "repository: {paths: [tensors]}\nplanner: {enabled: true}",
-            "c.yaml:2: planner.enabled: must be false where there is only a repository, got true; bounds in "
-            "repository.instances let the numbers of instances follow the demand",
+            "repository: {paths: [tensors]}\nplanner: {enabled: true, class_name: a.B}",
+            "c.yaml:2: planner.class_name: must be null where there is only a repository, because planners of one's "
+            "own decide about workers, got 'a.B'",
         ),
         (
             "repository: {paths: [tensors]}\ndecode: {replicas: 2}",

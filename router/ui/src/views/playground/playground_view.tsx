@@ -1,5 +1,6 @@
 import { useCallback, useEffect, useState } from "preact/hooks";
 import { ApiError } from "../../api/client";
+import { addressOf } from "../../parts/routing";
 import { ModelList } from "./model_list";
 import { ModelPage } from "./model_page";
 import "./playground.css";
@@ -36,6 +37,10 @@ export function PlaygroundView({ item }: { item: string }) {
     <div class="playground">
       <h2>Playground</h2>
       {fault && <Fault fault={fault} onRetry={read} />}
+      {fault?.status === 403 && <ModelByName />}
+      {fault?.status === 403 && item && (
+        <ModelPage key={item} name={item} entries={[]} isExplicit={false} onChanged={read} />
+      )}
       {entries && entries.length === 0 && <p>The repository has no models.</p>}
       {entries && entries.length > 0 && (
         <div class="playground-columns">
@@ -54,6 +59,26 @@ export function PlaygroundView({ item }: { item: string }) {
         </div>
       )}
     </div>
+  );
+}
+
+/** For keys that may ask models and not list them. */
+function ModelByName() {
+  return (
+    <form
+      class="playground-row"
+      onSubmit={(event) => {
+        event.preventDefault();
+        const name = String(new FormData(event.currentTarget).get("name") ?? "").trim();
+        if (name) location.hash = addressOf("playground", name);
+      }}
+    >
+      <label>
+        <span>Model</span>
+        <input name="name" type="text" required spellcheck={false} />
+      </label>
+      <button type="submit">Show it</button>
+    </form>
   );
 }
 

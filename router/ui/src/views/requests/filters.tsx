@@ -4,7 +4,17 @@ import { addressOf, replaceAddress } from "../../parts/routing";
 /** As in the address and in the query of `/v1/requests`. */
 export type Filters = Record<string, string>;
 
-const OUTCOMES_OF_GENERATION = ["queued", "prefill", "decode", "stop", "length", "abort", "refused", "worker_lost"];
+const OUTCOMES_OF_GENERATION = [
+  "queued",
+  "prefill",
+  "decode",
+  "stop",
+  "length",
+  "abort",
+  "refused",
+  "queue_timeout",
+  "worker_failed",
+];
 const OUTCOMES_OF_INFER = ["queued", "executing", "success", "failed", "rejected", "cancelled"];
 const LIMITS = ["50", "200", "1000"];
 

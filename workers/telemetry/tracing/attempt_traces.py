@@ -33,7 +33,7 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.workers.interface.engine import AttemptKey
 from slipstream.workers.interface.page_transfers import TransferOutcome
-from slipstream.workers.telemetry.attempt_span import AttemptSpan, StepSummary
+from slipstream.workers.telemetry.tracing.attempt_span import AttemptSpan, StepSummary
 
 MAX_ATTEMPTS = 1024  # an older one is no longer traced
 

@@ -1,0 +1,96 @@
+/** Where the tiles of the workers are: prefill workers on the left, decode workers on the right, between them the room
+ * for what flows from one to the other. */
+import type { Pair, WorkerEntry } from "../../api/live_state";
+
+export interface Tile {
+  worker: WorkerEntry;
+  x: number;
+  y: number;
+}
+
+export interface Flow {
+  key: string;
+  path: string;
+  /** Of the widest flow. */
+  share: number;
+  label: string;
+}
+
+export interface PictureLayout {
+  width: number;
+  height: number;
+  tileWidth: number;
+  tileHeight: number;
+  /** Whether there is room for names. */
+  isLarge: boolean;
+  prefill: Tile[];
+  decode: Tile[];
+  decodeX: number;
+}
+
+export const WIDTH = 1000;
+const GAP = 6;
+const FLOW_WIDTH = 170;
+const TOP = 24; // for the headings
+const MAX_LARGE = 24;
+const MAX_ROWS = 6; // while there is room for more columns
+const LARGE = { width: 128, height: 54 };
+const SMALL = { width: 38, height: 30 };
+
+export function layOut(workers: readonly WorkerEntry[]): PictureLayout {
+  const prefill = byName(workers, "prefill");
+  const decode = byName(workers, "decode");
+  const isLarge = workers.length <= MAX_LARGE;
+  const { width: tileWidth, height: tileHeight } = isLarge ? LARGE : SMALL;
+  const fitting = Math.floor((WIDTH - FLOW_WIDTH + GAP) / (tileWidth + GAP));
+  const left = prefill.length ? columnsOf(prefill.length, decode.length, fitting) : 0;
+  const decodeX = left ? left * (tileWidth + GAP) - GAP + FLOW_WIDTH : 0;
+  const room = Math.max(1, left ? fitting - left : Math.floor((WIDTH + GAP) / (tileWidth + GAP)));
+  const right = Math.max(1, Math.min(room, Math.ceil(decode.length / (left ? MAX_ROWS : 1))));
+  const place = (all: WorkerEntry[], x: number, columns: number) =>
+    all.map((worker, number) => ({
+      worker,
+      x: x + (number % columns) * (tileWidth + GAP),
+      y: TOP + Math.floor(number / columns) * (tileHeight + GAP),
+    }));
+  const tiles = { prefill: place(prefill, 0, Math.max(1, left)), decode: place(decode, decodeX, right) };
+  const bottom = Math.max(TOP, ...[...tiles.prefill, ...tiles.decode].map((tile) => tile.y + tileHeight));
+  return { width: WIDTH, height: bottom + 2, tileWidth, tileHeight, isLarge, decodeX, ...tiles };
+}
+
+/** The columns of the left side: as its share of all workers, and few where they are few. */
+function columnsOf(numLeft: number, numRight: number, fitting: number): number {
+  const share = Math.round((fitting * numLeft) / (numLeft + numRight));
+  return Math.max(1, Math.min(fitting - 1, share, Math.ceil(numLeft / MAX_ROWS)));
+}
+
+function byName(workers: readonly WorkerEntry[], role: string): WorkerEntry[] {
+  return workers
+    .filter((worker) => worker.role === role)
+    .sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
+}
+
+/** Curves between the two sides, at the height of their workers: the largest `most` of them. */
+export function flowsOf(layout: PictureLayout, pairs: readonly Pair[], most = 60): Flow[] {
+  const from = new Map(layout.prefill.map((tile) => [tile.worker.name, tile]));
+  const to = new Map(layout.decode.map((tile) => [tile.worker.name, tile]));
+  const shown = [...pairs].sort((a, b) => b[3] - a[3]).slice(0, most);
+  const prefillEdge = Math.max(0, ...layout.prefill.map((tile) => tile.x + layout.tileWidth));
+  const largest = Math.max(1, ...shown.map((pair) => pair[3]));
+  return shown.flatMap(([prefill, decode, num, bytes]) => {
+    const start = from.get(prefill);
+    const end = to.get(decode);
+    if (!start || !end) return [];
+    const [x1, y1] = [prefillEdge, start.y + layout.tileHeight / 2];
+    const [x2, y2] = [layout.decodeX, end.y + layout.tileHeight / 2];
+    const middle = (x1 + x2) / 2;
+    return [
+      {
+        key: `${prefill} ${decode}`,
+        path: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`,
+        share: bytes / largest,
+        label: `${prefill} to ${decode}: ${num}`,
+      },
+    ];
+  });
+}

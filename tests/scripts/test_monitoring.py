@@ -1,0 +1,89 @@
+"""What is generated from the metrics, and the rules for Prometheus."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.monitoring.dashboards import OVERVIEW
+from scripts.monitoring.expressions import faults, grouped_labels, selectors
+from scripts.monitoring.generate_dashboards import FOLDER, generated, labels_by_sample, text_of
+from scripts.monitoring.metrics_reference import PAGE, page
+from scripts.monitoring.panels import Dashboard, panel
+
+PROMETHEUS = FOLDER.parent / "prometheus"
+RUNBOOKS = PAGE.parents[1] / "how-to" / "monitoring.md"
+
+
+def rules() -> list[dict[str, object]]:
+    groups = yaml.safe_load((PROMETHEUS / "rules.yaml").read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run scripts/monitoring/metrics_reference.py"
+
+
+def test_the_dashboards_are_current() -> None:
+    found = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
+    assert found == generated(labels_by_sample()), "run scripts/monitoring/generate_dashboards.py"
+
+
+@pytest.mark.parametrize(
+    ("expression", "fault"),
+    [
+        ("sum by (model_name) (slipstream:worker)", "no metric slipstream:worker"),
+        ('slipstream:workers{rule="decode"}', "slipstream:workers has no label rule"),
+        ("sum by (tenant) (slipstream:workers)", "no metric here has the label tenant"),
+    ],
+)
+def test_a_panel_cannot_name_what_is_not_there(expression: str, fault: str) -> None:
+    broken = Dashboard("broken", "broken", (), (panel("p", "short", (expression, "")),))
+    with pytest.raises(ValueError, match=fault):
+        text_of(broken, labels_by_sample())
+
+
+def test_names_in_texts_ranges_and_functions_are_no_metrics() -> None:
+    expression = 'sum by (le) (rate(a_bucket{x="b{c}"}[5m])) / on (y) group_left label_replace(d, "y", "$1", "z", "e")'
+    assert [(one.metric, set(one.labels)) for one in selectors(expression)] == [("a_bucket", {"x"}), ("d", set())]
+    assert grouped_labels(expression) == {"le", "y"}
+
+
+def test_rules_name_metrics_and_labels_that_are_there() -> None:
+    labels_of = labels_by_sample()
+    recorded = {str(rule["record"]): frozenset({"model_name"}) for rule in rules() if "record" in rule}
+    assert {str(rule["expr"]): faults(str(rule["expr"]), {**labels_of, **recorded}) for rule in rules()} == {
+        str(rule["expr"]): [] for rule in rules()
+    }
+
+
+def test_each_alert_has_a_runbook() -> None:
+    headings = {line.removeprefix("### ") for line in RUNBOOKS.read_text(encoding="utf-8").splitlines()}
+    alerts = {str(rule["alert"]) for rule in rules() if "alert" in rule}
+    assert alerts <= headings
+    for rule in rules():
+        if "alert" in rule:
+            notes = rule["annotations"]
+            assert isinstance(notes, dict)
+            assert notes["runbook_url"].endswith(f"monitoring.md#{str(rule['alert']).lower()}")
+            assert notes["summary"]
+            assert notes["description"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's prometheus) is not on PATH")
+@pytest.mark.parametrize("what", [("test", "rules", "rules_test.yaml"), ("check", "config", "prometheus.yaml")])
+def test_promtool_accepts_the_rules_and_the_configuration(what: tuple[str, str, str]) -> None:
+    verb, kind, name = what
+    done = subprocess.run(["promtool", verb, kind, str(PROMETHEUS / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_panels_do_not_cover_each_other() -> None:
+    places = [one["gridPos"] for one in OVERVIEW.as_json()["panels"]]
+    assert len({(place["x"], place["y"]) for place in places}) == len(places)
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    assert Path(FOLDER / "overview.json").exists()
