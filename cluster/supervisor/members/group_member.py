@@ -238,6 +238,7 @@ class GroupMember:
             router_host=router.host,
             router_port=router.port,
             token=self._deployment.worker_token,
+            router_tls=config.router.worker_tls,
             tp=settings.tp,
             max_queued_tokens=settings.max_queued_tokens,
             host=self._deployment.host("127.0.0.1", node_ip),

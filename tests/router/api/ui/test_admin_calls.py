@@ -33,6 +33,8 @@ class PlayedAdminApi:
             self.routes.add_item(method, "/v1/", "", self.answer)
 
     async def answer(self, request: Request, exchange: ApiExchange, name: str) -> None:
+        if name == "missing":
+            raise HttpError(404, "Not Found", code="not_found")
         if request.headers.get(b"authorization") != b"Bearer right":
             raise HttpError(401, "this is not the token of this cluster", code="unauthorized")
         self.asked.append((request.method, name, request.query, request.body))
@@ -102,6 +104,19 @@ def test_after_many_wrong_tokens_only_known_ones_are_passed_on() -> None:
     run(main)
 
 
+def test_a_path_that_the_admin_api_lacks_makes_no_token_a_known_one() -> None:
+    async def main() -> None:
+        async with calling() as (_, client):
+            assert (await client.get("/v1/fleet", headers=RIGHT)).status_code == 202
+            for num in range(MAX_KNOWN + MAX_WRONG):
+                path = "missing" if num < MAX_KNOWN else "fleet"
+                await client.get(f"/v1/{path}", headers={"Authorization": f"Bearer {num}"})
+            assert (await client.get("/v1/fleet", headers={"Authorization": "Bearer 0"})).status_code == 429
+            assert (await client.get("/v1/fleet", headers=RIGHT)).status_code == 202
+
+    run(main)
+
+
 def test_an_admin_api_that_does_not_answer_is_named() -> None:
     async def main() -> None:
         async with calling(admin_url="http://127.0.0.1:9") as (_, client):
@@ -135,7 +150,7 @@ def test_wrong_tokens_are_forgotten_after_the_span_and_few_right_ones_are_kept()
     assert trials.wait_s(b"other", 1.0 + SPAN_S) == 0
 
 
-@pytest.mark.parametrize("url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a:1"])
+@pytest.mark.parametrize("url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a:1", "http://[::1", "http://a:99999"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="admin_url must be"):
         UiConfig(admin_url=url)
