@@ -80,7 +80,8 @@ workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository
-cluster/planner/model cluster/planner cluster/planner/instances cluster/planner/shared cluster/config/loading cluster/ray
+cluster/planner/model cluster/planner cluster/planner/instances cluster/planner/shared
+cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/models
 cluster/in_process/interface cluster/in_process/tensors cluster/in_process/language

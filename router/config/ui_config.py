@@ -28,5 +28,8 @@ class UiConfig:
         return self.enabled and self.admin_calls and bool(self.admin_url)
 
     def _is_plain(self) -> bool:
-        url = urlsplit(self.admin_url)
-        return url.scheme == "http" and bool(url.hostname) and url.port is not None and url.path in ("", "/")
+        try:
+            url = urlsplit(self.admin_url)
+            return url.scheme == "http" and bool(url.hostname) and url.port is not None and url.path in ("", "/")
+        except ValueError:  # half an IPv6 address, a port above 65535
+            return False

@@ -72,7 +72,8 @@ class AdminCalls:
             raise HttpError(502, reason, kind="server_error", code="admin_api_unreachable") from error
         finally:
             self._num_running -= 1
-        self._trials.note(token, time.monotonic(), is_right=answer.status != 401)
+        if answer.status < 300 or answer.status == 401:  # a path that it does not have is a 404 for any token
+            self._trials.note(token, time.monotonic(), is_right=answer.status != 401)
         exchange.respond(answer.status, answer.body, answer.content_type, (("cache-control", "no-store"),))
 
     def _refuse_if_too_many(self, token: bytes) -> None:

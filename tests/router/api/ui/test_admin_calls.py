@@ -33,6 +33,8 @@ class PlayedAdminApi:
             self.routes.add_item(method, "/v1/", "", self.answer)
 
     async def answer(self, request: Request, exchange: ApiExchange, name: str) -> None:
+        if name == "missing":
+            raise HttpError(404, "Not Found", code="not_found")
         if request.headers.get(b"authorization") != b"Bearer right":
             raise HttpError(401, "this is not the token of this cluster", code="unauthorized")
         self.asked.append((request.method, name, request.query, request.body))
@@ -80,7 +82,8 @@ def test_only_its_own_paths_are_called_with_a_token_and_a_small_body() -> None:
             assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "unauthorized")
             for path in ("/metrics", "/docs", "/v1/%2e%2e/metrics", "/v2/models", "/http://127.0.0.1:1/v1/x"):
                 assert (await client.get(path, headers=RIGHT)).status_code == 404, path
-            assert (await client.delete("/v1/fleet", headers=RIGHT)).status_code == 405
+            deleted = await client.delete("/v1/fleet", headers=RIGHT)
+            assert (deleted.status_code, deleted.headers["allow"]) == (405, "GET, POST, HEAD, OPTIONS")
             large = await client.post("/v1/fleet/scale", content=b"x" * (MAX_BODY_BYTES + 1), headers=RIGHT)
             assert large.status_code == 413
             assert api.asked == []
@@ -97,6 +100,19 @@ def test_after_many_wrong_tokens_only_known_ones_are_passed_on() -> None:
                 for num in range(MAX_WRONG + 1)
             ]
             assert statuses == [401] * MAX_WRONG + [429]
+            assert (await client.get("/v1/fleet", headers=RIGHT)).status_code == 202
+
+    run(main)
+
+
+def test_a_path_that_the_admin_api_lacks_makes_no_token_a_known_one() -> None:
+    async def main() -> None:
+        async with calling() as (_, client):
+            assert (await client.get("/v1/fleet", headers=RIGHT)).status_code == 202
+            for num in range(MAX_KNOWN + MAX_WRONG):
+                path = "missing" if num < MAX_KNOWN else "fleet"
+                await client.get(f"/v1/{path}", headers={"Authorization": f"Bearer {num}"})
+            assert (await client.get("/v1/fleet", headers={"Authorization": "Bearer 0"})).status_code == 429
             assert (await client.get("/v1/fleet", headers=RIGHT)).status_code == 202
 
     run(main)
@@ -135,7 +151,9 @@ def test_wrong_tokens_are_forgotten_after_the_span_and_few_right_ones_are_kept()
     assert trials.wait_s(b"other", 1.0 + SPAN_S) == 0
 
 
-@pytest.mark.parametrize("url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a:1"])
+@pytest.mark.parametrize(
+    "url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a:1", "http://[::1", "http://a:99999"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="admin_url must be"):
         UiConfig(admin_url=url)
