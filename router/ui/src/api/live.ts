@@ -24,8 +24,10 @@ export async function follow(abort: AbortSignal): Promise<void> {
       liveProblem.value = "The router has closed the stream. Connecting again …";
     } catch (error) {
       if (abort.aborted) return;
-      liveProblem.value = error instanceof Error ? error.message : String(error);
-      if (error instanceof ApiError && FINAL.includes(error.status)) return;
+      const problem = error instanceof Error ? error.message : String(error);
+      const isFinal = error instanceof ApiError && FINAL.includes(error.status);
+      liveProblem.value = isFinal ? problem : `${problem}. Connecting again …`;
+      if (isFinal) return;
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
