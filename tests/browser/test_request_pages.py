@@ -32,7 +32,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     settings = {"access": {"keys_file": str(folder / "keys.yaml")}, "http": {"path_prefix": PREFIX}}
     models = [ScriptedModel("writer", [{"match": "a line", "reply": "One line."}])]
     with scripted_router(folder, models, settings=settings, headers=HEADERS) as site:
-        for text in ("a line", "a line", "another"):
+        for text in ["a line"] * 12 + ["another"]:
             ask(site, text)
         yield site
 
@@ -85,10 +85,11 @@ def test_a_request_is_found_by_filters_and_shows_where_its_time_went(open_page: 
     page = open_page("requests")
     give_key(page)
     page.get_by_role("table").wait_for()
-    picture(page, "requests")
     page.get_by_label("Outcome").select_option("length")
     page.get_by_text("There are no such requests").or_(page.get_by_role("table")).wait_for()
     page.get_by_label("Outcome").select_option("stop")
+    page.get_by_role("table").wait_for()
+    picture(page, "requests")
     page.get_by_role("table").get_by_role("link").first.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")

@@ -62,7 +62,7 @@ export function RequestTable({ requests, filters }: { requests: readonly Request
                 </Link>
               </th>
               <td>
-                <span class={`requests-outcome ${kindOf(one)}`}>{one.outcome ?? one.phase.replaceAll("_", " ")}</span>
+                <span class={`requests-outcome ${kindOf(one)}`}>{(one.outcome ?? one.phase).replaceAll("_", " ")}</span>
               </td>
               {columns.map((column) => (
                 <td key={column.title} class={column.isNumber ? "number" : ""}>
