@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 KEY = "the-key-of-operations"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 PREFIX = "/llm"
+REFRESH_MS = 2500.0  # and somewhat more
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,17 @@ def test_a_wrong_key_is_asked_for_again(open_page: OpenPage) -> None:
     page.get_by_role("dialog").get_by_label("API key").fill("wrong")
     page.get_by_role("button", name="Use it").click()
     page.get_by_role("dialog").get_by_label("API key").and_(page.locator(":focus")).wait_for()
+    give_key(page)
+    page.get_by_role("table").wait_for()
+
+
+def test_a_key_that_was_not_given_is_asked_for_by_click_only(open_page: OpenPage) -> None:
+    page = open_page("requests")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("alert").wait_for()
+    page.wait_for_timeout(REFRESH_MS)  # the list is read again
+    assert page.get_by_role("dialog").count() == 0
+    page.get_by_role("button", name="Enter key").click()
     give_key(page)
     page.get_by_role("table").wait_for()
 
