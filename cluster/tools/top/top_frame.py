@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from slipstream.cluster.commands.planner_command import action_text
 from slipstream.cluster.terminal.table import aligned
 
 Order = Literal["name", "load", "pages", "role"]
 ORDERS: tuple[Order, ...] = ("name", "load", "pages", "role")
 BAR_CELLS = 10
 MIN_COLUMNS = 20
+TENANTS = 8
 
 Shown = Mapping[str, Any]
 
 
 def frame(cluster: Shown, *, columns: int, order: Order = "name", model: str = "") -> list[str]:
     """The lines, each of at most `columns` characters. `model` shows only the workers of one."""
-    lines = [*_head(cluster), *_service(cluster, model), *_workers(cluster, order, model), *_repository(cluster)]
+    lines = [*_head(cluster), *_service(cluster, model), *_planner(cluster), *_workers(cluster, order, model)]
+    lines += _repository(cluster)
     width = max(columns, MIN_COLUMNS)
     return [_printable(line)[:width] for line in lines]
 
@@ -39,6 +43,10 @@ def _head(cluster: Shown) -> Iterator[str]:
     waiting = ", ".join(f"class {name}: {depth}" for name, depth in sorted(queue.items()) if depth)
     if waiting:
         yield f"queue  {waiting}"
+    tenants = router.get("longest_queues") or {}
+    longest = sorted(tenants.items(), key=lambda one: (-one[1], one[0]))[:TENANTS]
+    if longest:
+        yield f"queue by tenant  {', '.join(f'{name}: {depth}' for name, depth in longest)}"
 
 
 def _service(cluster: Shown, model: str) -> Iterator[str]:
@@ -57,6 +65,15 @@ def _service(cluster: Shown, model: str) -> Iterator[str]:
             f"{window['num_failed']} failed" if window["num_failed"] else "",
         ]
         yield f"{name + ': ' if name else ''}{', '.join(filter(None, parts))}  (last {span_s:.0f} s)"
+
+
+def _planner(cluster: Shown) -> Iterator[str]:
+    """The latest decisions, if a planner is enabled."""
+    for one in cluster.get("decisions") or ():
+        at = time.strftime("%H:%M:%S", time.localtime(one["unix_s"]))
+        actions = ", ".join(map(action_text, one["actions"])) or one["reason"]
+        model = f"{one['model']}: " if one.get("model") else ""
+        yield f"planner {at}  {model}{actions}: {one['why']}"
 
 
 def _workers(cluster: Shown, order: Order, model: str) -> Iterator[str]:
