@@ -94,10 +94,16 @@ def _workers(cluster: Shown, order: Order, model: str) -> Iterator[str]:
 
 
 def _repository(cluster: Shown) -> Iterator[str]:
-    models = ((cluster.get("router") or {}).get("repository") or {}).get("models") or ()
-    for one in models:
-        if isinstance(one, Mapping):
-            yield f"tensor model {one.get('name', '?')} {one.get('version', '')}: {one.get('state', '')}"
+    repository = (cluster.get("router") or {}).get("repository") or {}
+    instances = {(one["model"], one["version"]): one["count"] for one in repository.get("instances") or ()}
+    rows: list[Sequence[str]] = [("TENSOR MODEL", "VERSION", "STATE", "INSTANCES")]
+    for one in repository.get("models") or ():
+        count = instances.get((one["name"], one["version"]))
+        state = " ".join(filter(None, (one["state"], one["reason"])))
+        rows.append((one["name"], one["version"], state, "-" if count is None else str(count)))
+    if len(rows) > 1:
+        yield ""
+        yield from aligned(rows)
 
 
 def _key(order: Order) -> Callable[[Shown], tuple[Any, ...]]:

@@ -79,3 +79,14 @@ def test_a_frame_has_the_longest_queues_of_tenants_and_the_decisions_of_the_plan
     assert "t2: 2" not in text
     assert "+1 decode: too slow" in text
     assert "m: holds: enough" in text
+
+
+def test_tensor_models_have_their_state_and_their_instances() -> None:
+    models = [
+        {"name": "echo", "version": "1", "state": "READY", "reason": ""},
+        {"name": "rag", "version": "2", "state": "UNAVAILABLE", "reason": "no file"},
+    ]
+    repository = {"models": models, "instances": [{"model": "echo", "version": "1", "count": 3}]}
+    text = "\n".join(frame(cluster(repository=repository), columns=200))
+    assert "echo          1        READY                3" in text
+    assert "rag           2        UNAVAILABLE no file  -" in text
