@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+from typing import TextIO
 
 MAX_REST_CHARS = 65536
 
@@ -13,7 +14,7 @@ class PrintedLines(io.TextIOBase):
     """In the place of `sys.stdout` or `sys.stderr`. Each line becomes a record of `name` for the handler, which
     writes elsewhere. What the handler itself prints goes to the handler's stream as it is."""
 
-    def __init__(self, name: str, fd: int, handler: logging.StreamHandler[io.TextIOWrapper]) -> None:
+    def __init__(self, name: str, fd: int, handler: logging.StreamHandler[TextIO]) -> None:
         self._name = name
         self._fd = fd
         self._handler = handler
