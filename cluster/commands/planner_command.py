@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -42,7 +42,7 @@ def lines(decisions: list[dict[str, Any]], with_alternatives: bool) -> Iterator[
             *([one.get("model", "-")] if has_models else []),
             one["reason"],
             _size(one),
-            ", ".join(map(_action, one["actions"])) or "-",
+            ", ".join(map(action_text, one["actions"])) or "-",
             "; ".join([one["why"], *(f"not done: {text}" for text in one["failed"])]),
         )
         for one in decisions
@@ -64,7 +64,7 @@ def _size(decision: dict[str, Any]) -> str:
     return f"{count} instance{'' if count == 1 else 's'}"
 
 
-def _action(action: dict[str, Any]) -> str:
+def action_text(action: Mapping[str, Any]) -> str:
     match action["action"]:
         case "add":
             return f"+{action['count']} {action['role']}"

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 
-from slipstream.router.process.log_format import VARIABLE, formatter
+from slipstream.cluster.processes.printed_lines import PrintedLines
+from slipstream.router.process.log_format import VARIABLE, JsonFormatter, formatter
 from slipstream.router.process.log_level import log_level
 
 
@@ -35,3 +36,6 @@ def redirect_output(name: str, path: str | None, log_format: str | None = None) 
     root.handlers[:] = [handler]
     root.setLevel(log_level())
     faulthandler.enable(sys.stderr)
+    if path is not None and isinstance(handler.formatter, JsonFormatter):
+        sys.stdout = PrintedLines("stdout", 1, handler)
+        sys.stderr = PrintedLines("stderr", 2, handler)

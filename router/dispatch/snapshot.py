@@ -15,6 +15,8 @@ from slipstream.router.registry.worker_registry import WorkerRegistry
 from slipstream.router.status.load_signals import Signals, WorkerSignals, role_times
 from slipstream.router.status.status import Snapshot, WorkerStatus
 
+MAX_TENANTS_SHOWN = 16
+
 
 def snapshot_of(
     table: RequestTable, registry: WorkerRegistry, index: PrefixIndex, versions: Versions, now: float
@@ -22,6 +24,7 @@ def snapshot_of(
     hellos = [worker.hello for worker in registry]
     return Snapshot(
         queue_depth=table.queue.depth_by_priority,
+        longest_queues=dict(table.queue.num_by_tenant().most_common(MAX_TENANTS_SHOWN)),
         num_requests=len(table),
         num_requests_by_phase=dict(Counter(state.phase for state in table)),
         workers=tuple(WorkerStatus.of(worker, now, index.num_held(worker)) for worker in registry),

@@ -54,6 +54,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.http.server import LAST_WORDS_S, HttpServer
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.process.log_format import log_to_stderr
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.wire import FrameProtocol
 from slipstream.router.text.encoding import encode_pool
@@ -247,8 +248,8 @@ class DividedHandler:
 def main() -> None:
     # The terminal sends Ctrl-C to all; the dispatcher's process decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     link_fd, counts_fd, cell, slot = map(int, sys.argv[1:])
+    log_to_stderr("router")
     link, connections = socket.socket(fileno=link_fd), SharedConnectionCount(counts_fd, cell)
 
     async def run() -> None:

@@ -132,6 +132,7 @@ class Snapshot:
     versions: tuple[VersionStatus, ...] = ()
     refused_pairs: tuple[RefusedPairs, ...] = ()
     drift: tuple[str, ...] = ()  # in what workers of a version, or they and the router, differ without being kept apart
+    longest_queues: dict[str, int] = field(default_factory=dict)  # by tenant, of those with most waiting requests
     closed_links: tuple[tuple[str, str], ...] = ()  # pairs of hosts (or workers of one) that exchange no pages now
 
     @property

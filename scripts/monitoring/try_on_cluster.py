@@ -39,6 +39,7 @@ MAY_BE_EMPTY = (  # counted from the first event on, or only with the hardware o
     "slipstream:tenant_tokens_total",
     "slipstream:unauthenticated_total",
 )
+MIN_SECONDS = 15.0  # rates need some scrapes and evaluations
 JOBS = {"router": "slipstream-router", "driver": "slipstream-driver"}
 
 
@@ -57,7 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, prometheus(targets, Path(folder)) as scraping:
         load.start()
         try:
-            time.sleep(asked.seconds)
+            time.sleep(max(asked.seconds, MIN_SECONDS))
             found = [*scrape_faults(scraping), *rule_faults(scraping), *panel_faults(scraping)]
         finally:
             load.end()
@@ -72,7 +73,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="the cluster's")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load, 15 at least")
     parser.add_argument("--key", default="", help="of an administrator, where the cluster has keys")
     parser.add_argument("--client-key", action="append", default=[], help="of a client; may be given several times")
     return parser.parse_args()

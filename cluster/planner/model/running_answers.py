@@ -60,7 +60,8 @@ def running_of(signals: Signals, decode: WorkerModel, isl: float) -> RunningAnsw
         gap_s = gap_at(worker.num_running)
         gaps_s += gap_s * worker.num_running
         num_in_time += worker.num_running if gap_s <= signals.slo_itl_s else 0
-        tokens_per_s += surely * worker.num_running / gap_at(surely * worker.num_running)
+        sure_batch = surely * worker.num_running
+        tokens_per_s += sure_batch / gap_at(sure_batch) if sure_batch else 0.0  # a single answer is not sure
     return RunningAnswers(num, tokens_per_s, num_in_time / num if num else 1.0, gaps_s / num if num else 0.0)
 
 

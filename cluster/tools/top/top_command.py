@@ -6,17 +6,20 @@ import shutil
 import sys
 import time
 from contextlib import suppress
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
+from slipstream.cluster.admin_api.client.admin_client import client_of
+from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.cluster_choice import NAME, TOKEN, URL, ClusterChoice, takes_name
-from slipstream.cluster.commands.status_command import views
+from slipstream.cluster.commands.status_command import StatusView, views
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.cluster.tools.top.top_frame import Order, frame
 
 CLEAR = "\x1b[H\x1b[J"
 PLAIN_COLUMNS = 160
+NUM_DECISIONS = 3
 
 
 @click.command("top")
@@ -38,7 +41,7 @@ def top_command(
         while True:
             columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_COLUMNS
             try:
-                shown = [view.as_dict() for view in views(name, elsewhere, url)]
+                shown = [as_shown(view, elsewhere) for view in views(name, elsewhere, url)]
                 frames = [frame(one, columns=columns, order=order, model=model) for one in shown]
                 text = "\n\n".join("\n".join(lines) for lines in frames)
             except CommandError as error:  # the driver or the router may be starting again
@@ -49,3 +52,15 @@ def top_command(
             if not is_live:
                 sys.exit(0 if shown else 1)
             time.sleep(every)
+
+
+def as_shown(view: StatusView, elsewhere: AdminPort | None) -> dict[str, Any]:
+    """The status with the planner's latest `decisions`. They are missing while the driver does not answer."""
+    shown = view.as_dict()
+    state = view.state
+    if elsewhere is None and (not state.operator_url or state.phase != "ready"):
+        return shown
+    with suppress(CommandError):
+        admin = elsewhere or client_of(state)
+        shown["decisions"] = admin.get(f"/v1/planner/decisions?last={NUM_DECISIONS}")["decisions"]
+    return shown

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from slipstream.cluster.commands.planner_command import action_text
 from slipstream.cluster.terminal.table import aligned
 
 Order = Literal["name", "load", "pages", "role"]
 ORDERS: tuple[Order, ...] = ("name", "load", "pages", "role")
 BAR_CELLS = 10
 MIN_COLUMNS = 20
+TENANTS = 8
 
 Shown = Mapping[str, Any]
 
 
 def frame(cluster: Shown, *, columns: int, order: Order = "name", model: str = "") -> list[str]:
     """The lines, each of at most `columns` characters. `model` shows only the workers of one."""
-    lines = [*_head(cluster), *_service(cluster, model), *_workers(cluster, order, model), *_repository(cluster)]
+    lines = [*_head(cluster), *_service(cluster, model), *_planner(cluster), *_workers(cluster, order, model)]
+    lines += _repository(cluster)
     width = max(columns, MIN_COLUMNS)
     return [_printable(line)[:width] for line in lines]
 
@@ -39,6 +43,10 @@ def _head(cluster: Shown) -> Iterator[str]:
     waiting = ", ".join(f"class {name}: {depth}" for name, depth in sorted(queue.items()) if depth)
     if waiting:
         yield f"queue  {waiting}"
+    tenants = router.get("longest_queues") or {}
+    longest = sorted(tenants.items(), key=lambda one: (-one[1], one[0]))[:TENANTS]
+    if longest:
+        yield f"queue by tenant  {', '.join(f'{name}: {depth}' for name, depth in longest)}"
 
 
 def _service(cluster: Shown, model: str) -> Iterator[str]:
@@ -59,6 +67,15 @@ def _service(cluster: Shown, model: str) -> Iterator[str]:
         yield f"{name + ': ' if name else ''}{', '.join(filter(None, parts))}  (last {span_s:.0f} s)"
 
 
+def _planner(cluster: Shown) -> Iterator[str]:
+    """The latest decisions, if a planner is enabled."""
+    for one in cluster.get("decisions") or ():
+        at = time.strftime("%H:%M:%S", time.localtime(one["unix_s"]))
+        actions = ", ".join(map(action_text, one["actions"])) or one["reason"]
+        model = f"{one['model']}: " if one.get("model") else ""
+        yield f"planner {at}  {model}{actions}: {one['why']}"
+
+
 def _workers(cluster: Shown, order: Order, model: str) -> Iterator[str]:
     router = cluster.get("router")
     if router is None:
@@ -77,10 +94,16 @@ def _workers(cluster: Shown, order: Order, model: str) -> Iterator[str]:
 
 
 def _repository(cluster: Shown) -> Iterator[str]:
-    models = ((cluster.get("router") or {}).get("repository") or {}).get("models") or ()
-    for one in models:
-        if isinstance(one, Mapping):
-            yield f"tensor model {one.get('name', '?')} {one.get('version', '')}: {one.get('state', '')}"
+    repository = (cluster.get("router") or {}).get("repository") or {}
+    instances = {(one["model"], one["version"]): one["count"] for one in repository.get("instances") or ()}
+    rows: list[Sequence[str]] = [("TENSOR MODEL", "VERSION", "STATE", "INSTANCES")]
+    for one in repository.get("models") or ():
+        count = instances.get((one["name"], one["version"]))
+        state = " ".join(filter(None, (one["state"], one["reason"])))
+        rows.append((one["name"], one["version"], state, "-" if count is None else str(count)))
+    if len(rows) > 1:
+        yield ""
+        yield from aligned(rows)
 
 
 def _key(order: Order) -> Callable[[Shown], tuple[Any, ...]]:

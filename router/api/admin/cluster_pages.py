@@ -99,6 +99,7 @@ class ClusterPages:
             "num_running": snapshot.num_running,
             "num_requests_by_phase": snapshot.num_requests_by_phase,
             "queue_depth": snapshot.queue_depth,
+            "longest_queues": snapshot.longest_queues,
             "workers": snapshot.workers,
             "versions": snapshot.versions,
             "slipstream": __version__,
@@ -127,15 +128,17 @@ def summed(models: Iterable[Json]) -> Json:
     sums: Json = {"num_waiting": 0, "num_running": 0}
     phases: Counter[str] = Counter()
     depth: Counter[int] = Counter()
+    longest: Counter[str] = Counter()
     lists: dict[str, list[Any]] = {"workers": [], "refused_pairs": [], "drift": [], "closed_links": []}
     for model in models:
         for name in sums:
             sums[name] += model[name]
         phases.update(model["num_requests_by_phase"])
         depth.update(model["queue_depth"])
+        longest.update(model["longest_queues"])
         for name, found in lists.items():
             found += model[name]
-    return {**sums, "num_requests_by_phase": phases, "queue_depth": depth, **lists}
+    return {**sums, "num_requests_by_phase": phases, "queue_depth": depth, "longest_queues": longest, **lists}
 
 
 def as_json(status: Json) -> bytes:

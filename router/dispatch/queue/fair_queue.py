@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -70,6 +71,11 @@ class FairQueue:
     def num_waiting_of(self, tenant: str) -> int:
         flow = self._flows.get(tenant)
         return len(flow.waiting) if flow is not None else 0
+
+    def num_by_tenant(self) -> Counter[str]:
+        counts = Counter({tenant: len(flow.waiting) for tenant, flow in self._flows.items()})
+        counts.update(state.request.tenant for state in self._returned)
+        return counts
 
     def push(self, state: RequestState, due_s: float) -> None:
         """Adds a request; `due_s` is its deadline, which orders the requests of a tenant."""

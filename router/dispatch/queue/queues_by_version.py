@@ -44,6 +44,12 @@ class QueuesByVersion:
                 oldest[priority] = min(since_s, oldest.get(priority, since_s))
         return oldest
 
+    def num_by_tenant(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for queue in self._queues.values():
+            counts += queue.num_by_tenant()
+        return counts
+
     @property
     def num_waiting(self) -> dict[str, int]:
         """How many requests wait for each version."""

@@ -15,6 +15,7 @@ work, such as a line of a batch, never ages: it goes when no other request waits
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 from slipstream.router.dispatch.queue.fair_queue import FairQueue, expected_tokens
@@ -74,6 +75,12 @@ class WorkQueue:
     def oldest_by_priority(self) -> dict[int, float]:
         """When the oldest waiting request of each class arrived."""
         return {priority: fair_queue.oldest_s for priority, fair_queue in sorted(self._fair_queues.items())}
+
+    def num_by_tenant(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for fair_queue in self._fair_queues.values():
+            counts += fair_queue.num_by_tenant()
+        return counts
 
     def num_waiting_of(self, tenant: str) -> int:
         return sum(fair_queue.num_waiting_of(tenant) for fair_queue in self._fair_queues.values())

@@ -63,3 +63,30 @@ def test_names_of_others_cannot_control_the_terminal() -> None:
 
 def test_a_bar_stays_within_its_ends() -> None:
     assert (bar(-1), bar(2)) == ("[..........]", "[##########]")
+
+
+def test_a_frame_has_the_longest_queues_of_tenants_and_the_decisions_of_the_planner() -> None:
+    decision = {
+        "unix_s": 0,
+        "reason": "load",
+        "why": "too slow",
+        "actions": [{"action": "add", "count": 1, "role": "decode"}],
+    }
+    holds = {"unix_s": 0, "reason": "holds", "why": "enough", "actions": [], "model": "m"}
+    waiting = {f"t{number}": number for number in range(1, 11)}
+    text = "\n".join(frame(cluster(longest_queues=waiting) | {"decisions": [decision, holds]}, columns=200))
+    assert "queue by tenant  t10: 10, t9: 9" in text
+    assert "t2: 2" not in text
+    assert "+1 decode: too slow" in text
+    assert "m: holds: enough" in text
+
+
+def test_tensor_models_have_their_state_and_their_instances() -> None:
+    models = [
+        {"name": "echo", "version": "1", "state": "READY", "reason": ""},
+        {"name": "rag", "version": "2", "state": "UNAVAILABLE", "reason": "no file"},
+    ]
+    repository = {"models": models, "instances": [{"model": "echo", "version": "1", "count": 3}]}
+    text = "\n".join(frame(cluster(repository=repository), columns=200))
+    assert "echo          1        READY                3" in text
+    assert "rag           2        UNAVAILABLE no file  -" in text

@@ -92,6 +92,8 @@ def test_few_answers_that_run_say_little_and_none_nothing() -> None:
     empty = running_of(signals(0.0, of(3, 0)), WORKER, 100.0)
     assert (empty.num, empty.in_time, empty.osl(3.0)) == (0, 1.0, 0.0)
     assert running_of(signals(0.0, of(3, 1)), WORKER, 100.0).osl(3.0) == 0.0
+    steps_without_a_base = replace(WORKER, decode=(0.0, 0.001, 0.0))
+    assert running_of(signals(0.0, of(3, 1)), steps_without_a_base, 100.0).osl(3.0) == 0.0
 
 
 def test_an_answer_is_late_where_too_many_run_or_prompts_take_the_time() -> None:

@@ -461,3 +461,13 @@ def test_deadlines_of_any_length_come_due_by_time():
     assert len(deadlines) == 1
     assert deadlines.pop_due(9.0) == ["d"]
     assert deadlines.first is None
+
+
+def test_the_queue_by_tenant_counts_all_classes_and_requests_that_came_back():
+    queue = queue_of(waiting("a", 0, 0, "x"), waiting("b", 0, 1, "x"), waiting("c", 0, 0, "y"))
+    assert queue.num_by_tenant() == {"x": 2, "y": 1}
+    returned = serve(queue)
+    queue.push_front(returned)
+    assert queue.num_by_tenant() == {"x": 2, "y": 1}
+    serve(queue)
+    assert queue.num_by_tenant().total() == 2
