@@ -150,7 +150,9 @@ def test_wrong_tokens_are_forgotten_after_the_span_and_few_right_ones_are_kept()
     assert trials.wait_s(b"other", 1.0 + SPAN_S) == 0
 
 
-@pytest.mark.parametrize("url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a:1", "http://[::1", "http://a:99999"])
+@pytest.mark.parametrize(
+    "url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a:1", "http://[::1", "http://a:99999"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="admin_url must be"):
         UiConfig(admin_url=url)
