@@ -33,7 +33,9 @@ class Summaries(Extension):
         return [ExtensionRoute("POST", "/v1/summaries", self.summarise)]
 
     async def summarise(self, call: ExtensionCall) -> ExtensionReply:
-        asked = json.loads(call.body)
+        asked = as_object(call.body)
+        if not isinstance(asked.get("text"), str) or "model" not in asked:
+            raise CallRefusedError(400, "'model' and 'text' are needed, and 'text' is a string.", "text_missing")
         if len(asked["text"]) > self._max_chars:
             raise CallRefusedError(413, f"'text' has more than {self._max_chars} characters.", "text_too_long")
         messages = [{"role": "user", "content": f"Summarise in one sentence: {asked['text']}"}]
@@ -48,10 +50,23 @@ class Summaries(Extension):
         """No request without a user, and at most 256 tokens."""
         if call.path != "/v1/chat/completions":
             return
-        body = json.loads(call.body)
+        body = as_object(call.body)
         if not body.get("user"):
             raise CallRefusedError(400, "'user' is required here.", "user_required")
-        call.body = json.dumps({**body, "max_tokens": min(body.get("max_tokens") or 256, 256)}).encode()
+        asked = body.get("max_tokens")
+        if asked is None or (isinstance(asked, int) and asked > 256):  # what is no number is refused by the router
+            call.body = json.dumps({**body, "max_tokens": 256}).encode()
 
     def after(self, ended: EndedCall) -> None:
         log.info("%s %s: %d after %.3f s", ended.call.method, ended.call.path, ended.status, ended.seconds)
+
+
+def as_object(body: bytes) -> dict:
+    """A client's mistake is a 400; any other exception would be a 500."""
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise CallRefusedError(400, f"The body is not valid JSON: {error}.", "invalid_json") from error
+    if not isinstance(value, dict):
+        raise CallRefusedError(400, "The body is not a JSON object.", "invalid_json")
+    return value

@@ -47,7 +47,7 @@ class RequestHooks:
             for route in extension.routes():
                 if routes.has(route.path):
                     raise ValueError(
-                        f"extensions: {type(extension).__name__} adds {route.path}, which is there already"
+                        f"router.extensions: {type(extension).__name__} adds {route.path}, which is there already"
                     )
                 routes.add(route.method, route.path, partial(self._serve, route), is_described=False)
 

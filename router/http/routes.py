@@ -130,7 +130,7 @@ class Routes(Generic[C]):
         methods = self._exact.get(path)
         if methods is not None:
             return sorted(methods)
-        return [route.method for route in self._items if route.item(path) is not None]
+        return list(dict.fromkeys(route.method for route in self._items if route.item(path) is not None))
 
     def _not_found(self, request: Request) -> HttpError:
         return HttpError(404, f"There is nothing at {request.path}.{self._hint(request.path)}", code="not_found")

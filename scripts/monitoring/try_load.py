@@ -20,7 +20,7 @@ class TryLoad:
     model: str
     tensor_models: tuple[str, ...]
     keys: tuple[str, ...] = ()
-    num_threads: int = 4
+    num_threads: int = 12
     counts: dict[str, int] = field(default_factory=dict)  # by kind and status
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families  # noqa: E40
 
 from scripts.monitoring.dashboards import DASHBOARDS  # noqa: E402
 from scripts.monitoring.expressions import selectors  # noqa: E402
-from scripts.monitoring.families import all_metrics  # noqa: E402
+from scripts.monitoring.families import labels_by_sample  # noqa: E402
 from scripts.monitoring.scraped import Prometheus, Target, prometheus  # noqa: E402
 from scripts.monitoring.try_load import TryLoad, bearer  # noqa: E402
 from slipstream.cluster.state import run_state  # noqa: E402
@@ -29,6 +30,7 @@ MAY_BE_EMPTY = (  # counted from the first event on, or only with the hardware o
     "DCGM_",
     "nv_gpu_",
     "slipstream:api_keys",
+    "slipstream:migration_pause_seconds",
     "slipstream:migrations_total",
     "slipstream:planner_actions_total",
     "slipstream:rate_limited_total",
@@ -135,21 +137,21 @@ def value_faults(scraping: Prometheus, where: str, expression: str) -> Iterator[
     may_be_empty = any(one.metric.startswith(MAY_BE_EMPTY) for one in selectors(expression))
     if not values and not may_be_empty:
         yield f"{where}: no data of {expression}"
-    if values and all(value != value for value in values):
+    if values and not may_be_empty and all(math.isnan(value) for value in values):
         yield f"{where}: only NaN of {expression}"
 
 
 def reference_faults(job: str, target: Target) -> Iterator[str]:
-    """Samples whose name or labels are not those of the reference. Metrics of a model's own are none of ours."""
-    labels_of = {name: one.sample_labels for one in all_metrics() for name in one.sample_names}
+    """Samples whose name or labels are not those of the reference."""
+    labels_of = labels_by_sample()
     question = urllib.request.Request(f"{target.url}/metrics", headers=bearer(target.key))
     with urllib.request.urlopen(question) as answer:
         text = answer.read().decode()
     seen: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if not sample.name.endswith("_created"):
-                seen.setdefault(sample.name, set()).update(sample.labels)
+            name = sample.name if sample.name in text else sample.name.removesuffix("_total")  # which the parser adds
+            seen.setdefault(name, set()).update(sample.labels)
     for name, labels in seen.items():
         if name not in labels_of:
             yield f"{job} has {name}, the reference has not"

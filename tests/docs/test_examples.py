@@ -56,6 +56,9 @@ def test_the_worker_of_the_documentation_serves_an_extended_router_behind_an_app
         assert "Summarise in one sentence: a story" in summary  # the worker repeats its prompt
         too_long = client.post("/v1/summaries", json={"model": "chat", "text": 2001 * "a"})
         assert (too_long.status_code, too_long.json()["error"]["code"]) == (413, "text_too_long")
+        for path in ("/v1/summaries", "/v1/chat/completions"):  # a client's mistake is no failure of the extension
+            for body in (b"{", b"[]", b'{"model": "chat", "user": "me", "text": 7, "max_tokens": "x"}'):
+                assert client.post(path, content=body).status_code == 400, (path, body)
         application = program(
             "-m", "uvicorn", "fastapi_front:app", "--port", port, "--log-level", "warning", ROUTER=url
         )

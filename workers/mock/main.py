@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import sys
 from pathlib import Path
@@ -14,8 +13,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.process.link_tls import LinkTlsConfig
-from slipstream.router.process.log_format import formatter
-from slipstream.router.process.log_level import log_level
+from slipstream.router.process.log_format import log_to_stderr
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_program import MockConfig, run_mock_workers
@@ -97,9 +95,7 @@ def mock_worker_command(
         for one in ROLES[role]
         for number in range(count)
     ]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter("mock-worker"))
-    logging.basicConfig(level=log_level(), handlers=[handler])
+    log_to_stderr("mock-worker")
     reason: BaseException | None = None
     try:
         uvloop.run(run_mock_workers(configs))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.planner.instances.instance_claims import InstanceClaims
-from slipstream.cluster.planner.shared.division import ShareOption, divide
+from slipstream.cluster.planner.shared.division import divide
 from slipstream.cluster.planner.shared.model_share import FreeBudget
 from slipstream.cluster.planner.shared.model_view import ModelView
+from slipstream.cluster.planner.shared.share_options import instance_options, worker_options
 from slipstream.cluster.planner.slo_planner import WORTH
 
 
@@ -40,8 +41,8 @@ class FairDivision:
     def _needed(self) -> dict[str, int]:
         most = self.budget.workers
         assert most is not None
-        options = {view.name: _options(view, most) for view in self.views}
-        options |= {name: _instance_options(self.claims, name) for name in self.claims.planners}
+        options = {view.name: worker_options(view, most) for view in self.views}
+        options |= {name: instance_options(self.claims, name) for name in self.claims.planners}
         gpus, cpus = (math.inf if limit is None else limit for limit in (self.budget.gpus, self.budget.cpus))
         chosen = divide(options, most, gpus, cpus, self.claims.max_instances)
         if chosen is None:  # even the least is too much: each keeps what it has
@@ -74,28 +75,3 @@ class FairDivision:
         for name, one in self.claims.planners.items():
             free = free.less(0, one.share.num_gpus(fair[name]), one.share.num_cpus(fair[name]))
         return min(free.num_gpus, free.num_cpus) > -1e-9
-
-
-def _options(view: ModelView, max_workers: int) -> list[ShareOption]:
-    """What the model would make of each number of workers, up to the first that is enough."""
-    share, least = view.share, view.share.min_workers
-    options = []
-    for number in range(min(least, max_workers), max_workers + 1):
-        served = view.served(number) if number else float(view.is_idle)
-        if view.is_waking:  # what more would do is not known until the first is there
-            served = float(number > 0)
-        pools = view.best_split(number)
-        size = view.planner.prices.size(pools)
-        value = share.weight * served
-        options.append(ShareOption(number, share.num_gpus(pools), value, size, share.num_cpus(pools)))
-        if served >= 1.0:
-            break
-    return options
-
-
-def _instance_options(claims: InstanceClaims, name: str) -> list[ShareOption]:
-    share = claims.planners[name].share
-    return [
-        ShareOption(0, share.num_gpus(count), claims.value(name, count), 0.0, share.num_cpus(count), count)
-        for count in claims.choices(name)
-    ]

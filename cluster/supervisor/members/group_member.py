@@ -178,8 +178,8 @@ class GroupMember:
         assert self._room is not None
         on_hosts = [PlacementGroupSchedulingStrategy(self._room, n) for n in range(num_hosts)]
         self._actors = [
-            start_actor(cls, self._deployment, name, self.pool.rank, on_hosts[rank * num_hosts // tp])
-            for rank, (cls, name) in enumerate(zip(classes, names, strict=True))
+            start_actor(cls, self._deployment, name, self.pool.rank, on_hosts[n * num_hosts // tp])
+            for n, (cls, name) in enumerate(zip(classes, names, strict=True))
         ]
         self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 

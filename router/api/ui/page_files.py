@@ -101,10 +101,19 @@ class PageFiles:
             exchange.respond(304, b"", found.content_type, headers)
             return
         data = found.data
-        if found.zipped is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
+        if found.zipped is not None and takes_gzip(request.headers.get(b"accept-encoding", b"")):
             data = found.zipped
             headers.append(("content-encoding", "gzip"))
         exchange.respond(200, data, found.content_type, headers)
+
+
+def takes_gzip(accept_encoding: bytes) -> bool:
+    """Whether gzip is listed, and not with the weight 0."""
+    for listed in accept_encoding.lower().split(b","):
+        coding, _, weight = listed.replace(b" ", b"").partition(b";q=")
+        if coding == b"gzip":
+            return not weight or weight.strip(b"0.") != b""
+    return False
 
 
 def read_files(folder: Path) -> dict[str, PageFile]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,18 +121,35 @@ def test_a_path_of_the_router_cannot_be_replaced() -> None:
     ("config", "reason"),
     [
         ({"nobody": None}, "there is no 'nobody'"),
-        ({"no.module:Class": None}, "no.module:Class cannot be imported"),
-        ({"json:Nothing": None}, "json:Nothing cannot be imported"),
-        ({"json:JSONDecoder": None}, "json:JSONDecoder is no subclass"),
+        ({"no.module:Class": None}, "'no.module:Class' cannot be imported"),
+        ({"json:Nothing": None}, "'json:Nothing' cannot be imported"),
+        ({"json:JSONDecoder": None}, "'json:JSONDecoder' is no subclass"),
+        ({":": None}, "':' is no module:Class"),
+        ({"json:": None}, "'json:' is no module:Class"),
+        ({":Class": None}, "':Class' is no module:Class"),
+        ({".json:Class": None}, "'.json:Class' is no module:Class"),
+        ({"json..x:Class": None}, "'json..x:Class' is no module:Class"),
     ],
 )
 def test_a_name_that_is_no_extension_is_refused(config: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=f"router.extensions: {reason}"):
         load_extensions(config)
+
+
+def test_a_module_that_fails_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_module.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "unwritten_module.py").write_text("def (")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="'failing_module:X' cannot be imported: RuntimeError: no licence"):
+        load_extensions({"failing_module:X": None})
+    with pytest.raises(ValueError, match="'unwritten_module:X' cannot be imported: SyntaxError"):
+        load_extensions({"unwritten_module:X": None})
 
 
 def test_settings_that_cannot_be_are_refused_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shouting_module", sys.modules[__name__])
     assert isinstance(load_extensions({"shouting_module:Shouting": None})[0], Shouting)
-    with pytest.raises(ValueError, match=r"extensions.shouting_module:Shouting: volume must not be negative, got -1"):
+    with pytest.raises(
+        ValueError, match=r"router.extensions.shouting_module:Shouting: volume must not be negative, got -1"
+    ):
         load_extensions({"shouting_module:Shouting": {"volume": -1}})

@@ -73,7 +73,10 @@ def test_files_are_compressed_for_who_can_read_that_and_not_sent_again(built: Pa
             assert (plain.content, plain.headers.get("content-encoding")) == (SCRIPT, None)
             assert "immutable" in plain.headers["cache-control"]
             assert (await client.get("/ui/")).headers["cache-control"] == "no-cache"
-            async with client.stream("GET", path, headers={"Accept-Encoding": "br, gzip"}) as zipped:
+            for refusal in ("gzip;q=0", "br, gzip; q=0.000", "x-gzip"):
+                refused = await client.get(path, headers={"Accept-Encoding": refusal})
+                assert "content-encoding" not in refused.headers, refusal
+            async with client.stream("GET", path, headers={"Accept-Encoding": "br, gzip;q=0.5"}) as zipped:
                 raw = b"".join([part async for part in zipped.aiter_raw()])
             assert zipped.headers["content-encoding"] == "gzip"
             assert len(raw) < len(SCRIPT) / 5
