@@ -31,13 +31,12 @@ from slipstream.cluster.planner.planner_decision import (
     Reason,
     WorkerTransfer,
 )
-from slipstream.cluster.planner.shared.division import divide
+from slipstream.cluster.planner.shared.fair_division import FairDivision
 from slipstream.cluster.planner.shared.instance_room import InstanceRoom
 from slipstream.cluster.planner.shared.model_share import FreeBudget, ModelShare
 from slipstream.cluster.planner.shared.model_view import ModelView
 from slipstream.cluster.planner.shared.offers import Offer, gain_of, offers
-from slipstream.cluster.planner.shared.share_options import instance_options, worker_options
-from slipstream.cluster.planner.slo_planner import WORTH, SloPlanner
+from slipstream.cluster.planner.slo_planner import SloPlanner
 from slipstream.router.status.load_signals import Signals
 
 SWAPS = 12.0  # times what a swap takes: over so long one has to pay
@@ -130,7 +129,7 @@ class _Look:
             view.is_wanted_elsewhere = any(one is not view for one in waking)
         needy = [view for view in views if view.is_waking or view.is_short]
         if needy or self._free.num_workers < 0 or self._free.num_cpus < 0 or self._claims.short:
-            self._fair = self._division()
+            self._fair = FairDivision(self._budget, views, self._claims).numbers()
             self._free = self._free.less(0, *self._reserved())
         needy = [view for view in needy if view.is_waking or self._fair[view.name] > view.total]
         for view in sorted(needy, key=_urgency):
@@ -142,57 +141,6 @@ class _Look:
             elif view.name not in self._decisions:
                 self._decisions[view.name] = self._alone(view)
         return {view.name: self._decisions[view.name] for view in views}
-
-    def _division(self) -> dict[str, int]:
-        """How many workers each model should have: what it needs, by weight where there are too few for all, and of
-        those that there are beyond that as many as make all models bear the same multiple of their load."""
-        fair = self._needed()
-        left = sum(view.total - fair[view.name] for view in self._views)
-        for _ in range(left):
-            least = min(self._views, key=lambda view: (view.bears(fair[view.name]), -view.share.weight))
-            if math.isinf(least.bears(fair[least.name])):
-                break
-            fair[least.name] += 1
-            if not self._fits(fair):
-                fair[least.name] -= 1
-                break
-        return fair if self._is_worth(fair) else {**fair, **self._claims.counts()}
-
-    def _needed(self) -> dict[str, int]:
-        most = self._budget.workers
-        assert most is not None
-        options = {view.name: worker_options(view, most) for view in self._views}
-        options |= {name: instance_options(self._claims, name) for name in self._claims.planners}
-        gpus, cpus = (math.inf if limit is None else limit for limit in (self._budget.gpus, self._budget.cpus))
-        chosen = divide(options, most, gpus, cpus, self._claims.max_instances)
-        if chosen is None:  # even the least is too much: each keeps what it has
-            return {view.name: view.total for view in self._views} | self._claims.counts()
-        return {name: option.num_workers + option.num_instances for name, option in chosen.items()}
-
-    def _is_worth(self, fair: Mapping[str, int]) -> bool:
-        """What instances get from workers, or workers from instances, has to serve `WORTH` of the requests more."""
-        claims = self._claims
-        gain = sum(
-            claims.value(name, fair[name]) - claims.value(name, count) for name, count in claims.counts().items()
-        )
-        for view in self._views:
-            before, then = (
-                view.served(number) if number else float(view.is_idle) for number in (view.total, fair[view.name])
-            )
-            gain += view.share.weight * (then - before)
-        return not claims.planners or gain > WORTH
-
-    def _fits(self, fair: Mapping[str, int]) -> bool:
-        """Beside the instances. Where there are none, workers may stay as they are."""
-        if not self._claims.planners:
-            return True
-        free = FreeBudget.of(self._budget, ())
-        for view in self._views:
-            pools = view.best_split(fair[view.name])
-            free = free.less(0, view.share.num_gpus(pools), view.share.num_cpus(pools))
-        for name, one in self._claims.planners.items():
-            free = free.less(0, one.share.num_gpus(fair[name]), one.share.num_cpus(fair[name]))
-        return min(free.num_gpus, free.num_cpus) > -1e-9
 
     def _reserved(self) -> tuple[float, float]:
         """GPUs and CPUs for the instances that are to come."""

@@ -71,7 +71,7 @@ class ModelsRun:
         """The results of all models, which begin with these workers. `progress` is called now and then with how far it
         is."""
         config, clock, machines = self._config, VirtualClock(), Machines()
-        worlds = {model.config.name: self._world(model, policy, clock, machines) for model in self._models}
+        worlds = {model.config.name: self.world(model, policy, clock, machines) for model in self._models}
         fleet = SimModelFleet(worlds, config.budget.workers)
         results: dict[str, RunResult] = {}
         for (name, world), model, split in zip(worlds.items(), self._models, splits, strict=True):
@@ -116,7 +116,8 @@ class ModelsRun:
             _take_counts(world, result)
         return list(results.values())
 
-    def _world(self, model: SimModel, policy: PolicyName, clock: VirtualClock, machines: Machines) -> World:
+    def world(self, model: SimModel, policy: PolicyName, clock: VirtualClock, machines: Machines) -> World:
+        """Of one model, without workers and requests."""
         config, profile = self._config, model.profile
         shares = model.workload.has_shared_blocks and config.prefix_caching
         page_tokens = model.config.page_tokens or config.page_tokens or (BLOCK_TOKENS if shares else 0)

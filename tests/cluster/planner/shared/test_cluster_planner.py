@@ -35,7 +35,7 @@ class Shift:
         models = open_models(config)
         self.clock = VirtualClock()
         run = ModelsRun(config, models, config.seconds)
-        self.world = run._world(models[0], "slo", self.clock, Machines())
+        self.world = run.world(models[0], "slo", self.clock, Machines())
         self.fleet = SimModelFleet({"chat": self.world}, None)
         self.fleet.of_model("chat").start("decode", 3)
         self.tensor = FluidTensorModel("topics", 0.1)
