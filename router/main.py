@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
@@ -32,8 +31,7 @@ from slipstream.router.parsers.detection import AUTO
 from slipstream.router.parsers.parser_names import check_parsers
 from slipstream.router.process.addresses import RepositoryAddresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
-from slipstream.router.process.log_format import formatter
-from slipstream.router.process.log_level import log_level
+from slipstream.router.process.log_format import log_to_stderr
 from slipstream.router.router import Router
 from slipstream.router.router_models import expected_at_start
 
@@ -133,9 +131,7 @@ def main(path: Path) -> None:
         program = TypeAdapter(RouterProgram).validate_python(_settings(path))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter("router"))
-    logging.basicConfig(level=log_level(), handlers=[handler])
+    log_to_stderr("router")
     try:
         uvloop.run(serve(program))
     except (OSError, ValueError) as error:

@@ -18,8 +18,7 @@ import click
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.process.log_format import formatter
-from slipstream.router.process.log_level import log_level
+from slipstream.router.process.log_format import log_to_stderr
 from slipstream.workers.backends.python.instance.parent_death import end_with_parent
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.telemetry.worker_report import WorkerFailed
@@ -37,9 +36,7 @@ def main(path: Path, rank: int | None, parent: int | None) -> None:
         config = TypeAdapter(WorkerConfig).validate_python(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter("worker"))
-    logging.basicConfig(level=log_level(), handlers=[handler])
+    log_to_stderr("worker")
     # Imported here because torch takes a second to import, and bad settings should be reported before that.
     from slipstream.workers.group_processes import run_leader, run_rank
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.messages import (
     Hello,
     Ping,
@@ -30,6 +31,8 @@ ANSWER_TIMEOUT_S = 10.0  # from the connection to Welcome
 CLOSE_TIMEOUT_S = 2.0
 UNKNOWN_MODEL_S = 30.0  # for how long a new worker asks a router that does not know its model yet
 
+NO_TLS = LinkTlsConfig()
+
 log = logging.getLogger(__name__)
 
 
@@ -48,9 +51,11 @@ class RouterLink:
         port: int,
         inbox: Inbox[EngineEvent],
         on_failed: Callable[[WorkerFailed], None],
+        tls: LinkTlsConfig = NO_TLS,
     ) -> None:
         self._loop = loop
         self._host, self._port = host, port
+        self._tls = tls
         self._inbox = inbox
         self._on_failed = on_failed
         self._protocol: FrameProtocol | None = None
@@ -128,7 +133,11 @@ class RouterLink:
         self._over.clear()
         self._connection += 1
         protocol = FrameProtocol(partial(self._received, self._connection), partial(self._lost, self._connection))
-        transport, _ = await self._loop.create_connection(lambda: protocol, self._host, self._port)
+        context = self._tls.client_context() if self._tls.is_on else None
+        name = self._tls.name_of(self._host) if self._tls.is_on else None
+        transport, _ = await self._loop.create_connection(
+            lambda: protocol, self._host, self._port, ssl=context, server_hostname=name
+        )
         keep_alive(transport.get_extra_info("socket"))
         self._protocol = protocol
         protocol.send(hello)

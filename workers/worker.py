@@ -165,7 +165,7 @@ class Worker:
         with self._lock:
             self._loop = loop
             self._end = loop.create_future()
-            link = self._link = RouterLink(loop, *self._router, self._inbox, self._finish)
+            link = self._link = RouterLink(loop, *self._router, self._inbox, self._finish, self._config.router_tls)
         thread = threading.Thread(target=self._engine_main, args=(link, engine_done), name="engine", daemon=True)
         thread.start()
         watchdog = Watchdog(loop, lambda: self._inbox.turn, self._config.stall_s, self._stuck)

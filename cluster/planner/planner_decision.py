@@ -75,7 +75,7 @@ class SetInstances:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.count} instances"
+        return instances_in_words(self.count)
 
 
 PlannerAction = AddWorkers | RemoveWorker | SwitchRole | MoveWorker | SetInstances
@@ -141,7 +141,11 @@ class PlannerDecision:
         """What the model is to have, in words."""
         if self.num_instances is None:
             return f"{self.num_prefill}P{self.num_decode}D"
-        return f"{self.num_instances} instance{'' if self.num_instances == 1 else 's'}"
+        return instances_in_words(self.num_instances)
+
+
+def instances_in_words(count: int) -> str:
+    return f"{count} instance{'' if count == 1 else 's'}"
 
 
 class Planner(Protocol):

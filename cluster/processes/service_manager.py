@@ -1,5 +1,5 @@
-"""The service manager that has started this process: systemd, for a unit with `Type=notify`. It hears when the cluster
-serves and when it ends, and, with `WatchdogSec`, that it is alive. Without one, nothing is sent."""
+"""The service manager that has started this process: systemd, for a unit with `Type=notify`. It is notified when the
+cluster serves and when it ends, and, with `WatchdogSec`, that it is alive. Without one, nothing is sent."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class ServiceManager:
         return None if self.watchdog_s is None else self.watchdog_s / 2
 
     def ready(self) -> None:
-        self._tell("READY=1", "STATUS=serving")
+        self._send("READY=1", "STATUS=serving")
 
     def starting_again(self, why: str) -> None:
         """The service goes on: clients wait for the next driver."""
-        self._tell(f"STATUS={why}; starting again")
+        self._send(f"STATUS={why}; starting again")
 
     def stopping(self) -> None:
-        self._tell("STOPPING=1", "STATUS=draining")
+        self._send("STOPPING=1", "STATUS=draining")
 
     def alive(self) -> None:
-        self._tell("WATCHDOG=1")
+        self._send("WATCHDOG=1")
 
-    def _tell(self, *lines: str) -> None:
+    def _send(self, *lines: str) -> None:
         if not self._address:
             return
         with suppress(OSError), socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC) as to_manager:  # it may be busy or gone

@@ -43,9 +43,11 @@ class PoolResources:
 
     def fills_same_room_as(self, other: PoolResources) -> bool:
         """Whether a group of this pool can be where one of the other pool is."""
-        return (self.bundle, self.labels, self.num_hosts, self.shared_label) == (
-            *(other.bundle, other.labels),
-            *(other.num_hosts, other.shared_label),
+        return (
+            self.bundle == other.bundle
+            and self.labels == other.labels
+            and self.num_hosts == other.num_hosts
+            and self.shared_label == other.shared_label
         )
 
     @property
@@ -129,7 +131,11 @@ def _pool(role: Role, pool: PoolConfig, rank_gpus: float) -> PoolResources:
     if not any(bundle.values()):
         bundle = {"CPU": 0.001}
     return PoolResources(
-        *(role, rank, bundle, pool.replicas, pool.labels),
+        role,
+        rank,
+        bundle,
+        pool.replicas,
+        pool.labels,
         num_hosts=pool.hosts_per_group,
         shared_label=pool.hosts_share_label,
     )

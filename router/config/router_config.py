@@ -13,6 +13,7 @@ from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.config.ui_config import UiConfig
+from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.generation import Levels
 
 ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
@@ -357,6 +358,7 @@ class RouterConfig:
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     worker_host: str = "127.0.0.1"
     worker_port: int = 0  # 0: any free port
+    worker_tls: LinkTlsConfig = field(default_factory=LinkTlsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
     # How many requests, running and finished, can be explained (each takes 5 to 50 KiB), and how many refused (1 KiB).
     history_requests: int = 1024

@@ -19,6 +19,7 @@ from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, EmitScores, Finish, Send
+from slipstream.router.process.link_tls import LinkServerTls
 from slipstream.router.process.listening import listening_at
 from slipstream.router.protocol.messages import (
     Hello,
@@ -75,6 +76,7 @@ class WorkerPort:
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._servers: list[asyncio.Server] = []
+        self._tls = LinkServerTls(config.worker_tls) if config.worker_tls.is_on else None
         self._listening: Sequence[socket.socket] = ()
         self._beat: asyncio.TimerHandle | None = None
         self._num_pings = 0
@@ -87,7 +89,8 @@ class WorkerPort:
         host, port = self._config.worker_host, self._config.worker_port
         self._listening = listening or await asyncio.to_thread(listening_at, host, port, BACKLOG)
         for sock in self._listening:
-            self._servers.append(await loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
+            tls = self._tls.context if self._tls is not None else None
+            self._servers.append(await loop.create_server(self._accept, sock=sock, backlog=BACKLOG, ssl=tls))
         self._schedule_beat()
         return self._listening
 
@@ -185,10 +188,14 @@ class WorkerPort:
         self._changed.clear()
 
     def _accept(self) -> FrameProtocol:
-        connection = _Connection(self, self._config.dispatch.worker_lease_s)
+        return _Connection(self, self._config.dispatch.worker_lease_s).protocol
+
+    def opened(self, connection: _Connection) -> None:
+        """A connection stands, its TLS handshake included; one whose handshake fails is never heard of."""
         self._connections.add(connection)
         self._all_gone.clear()
-        return connection.protocol
+        if self._is_closing:
+            connection.protocol.abort()
 
     def join(self, connection: _Connection, hello: Hello) -> None:
         """A connection has said hello: it becomes a worker, or is rejected."""
@@ -281,6 +288,8 @@ class WorkerPort:
         # If this loop itself was held up, messages of the workers may still be unread in the sockets: judge next time.
         was_on_time = now - due_s < lease_s / PINGS_PER_LEASE
         self._num_pings += 1
+        if self._tls is not None:
+            self._tls.look()
         for connection in list(self._workers.values()):
             if was_on_time and now - connection.heard_s > lease_s:
                 connection.protocol.abort(TimeoutError(f"silent for {now - connection.heard_s:.1f} s"))
@@ -312,6 +321,7 @@ class _Connection:
             self.protocol.abort(error)
 
     def _opened(self) -> None:
+        self._port.opened(self)
         self._hello_timer = asyncio.get_running_loop().call_later(
             self._hello_timeout_s, self.protocol.abort, TimeoutError("no hello")
         )

@@ -140,7 +140,7 @@ def size_families(front: ModelCounts) -> Iterator[Metric]:
 
 def dispatch_families(snapshot: Snapshot) -> Iterator[Metric]:
     totals = snapshot.totals
-    depth: Counter[str] = Counter()
+    depth: Counter[str] = Counter({"0": 0})  # the usual class is there when nothing waits, too
     for priority, count in snapshot.queue_depth.items():
         depth[str(min(max(priority, -MAX_PRIORITY_SHOWN), MAX_PRIORITY_SHOWN))] += count
     yield labelled_gauge("slipstream:queue_depth", "Requests in the queue by priority.", "priority", depth)

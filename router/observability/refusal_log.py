@@ -40,7 +40,13 @@ class RefusalLog:
         more = f" ({left_out} others before it were not logged)" if left_out else ""
         log.info(
             "request %s%s%s refused with %d %s: %s%s",
-            *(request_id, about, by, error.status, reason, error.message[:MAX_REASON_CHARS], more),
+            request_id,
+            about,
+            by,
+            error.status,
+            reason,
+            error.message[:MAX_REASON_CHARS],
+            more,
             extra={
                 "request_id": request_id,
                 "model": model,

@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+
+from slipstream.router.process.log_level import log_level
 
 VARIABLE = "SLIPSTREAM_LOG_FORMAT"
 FORMATS = ("text", "json")
@@ -36,6 +39,14 @@ def log_format() -> str:
 def formatter(process: str = "", text: str = "%(asctime)s %(levelname)s %(message)s", times: str | None = None) -> Any:
     """The formatter of a process's handler, in the configured form. `text` and `times` are those of text lines."""
     return JsonFormatter(process) if log_format() == "json" else TextFormatter(text, times)
+
+
+def log_to_stderr(process: str) -> None:
+    """Sends the log lines of this program to stderr, in the configured form and from the configured level on. Raises
+    ValueError for a form that there is not."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(process))
+    logging.basicConfig(level=log_level(), handlers=[handler])
 
 
 def bounded(text: str, most: int) -> str:

@@ -214,7 +214,9 @@ def mean_us(name: str) -> str:
     return f"{rate(f'nv_inference_{name}_duration_us', N, *by)} / {rate('nv_inference_request_success', N, *by)}"
 
 
-GPU = ' * 0 + on (gpu_uuid) group_left label_replace(DCGM_FI_DEV_GPU_UTIL, "gpu_uuid", "$1", "UUID", "(.*)") / 100'
+DCGM = (
+    'label_replace(DCGM_FI_DEV_GPU_UTIL, "gpu_uuid", "$1", "UUID", "(.*)") / 100 and on (gpu_uuid) nv_gpu_utilization'
+)
 TRITON = Dashboard(
     "triton",
     "Triton",
@@ -245,7 +247,7 @@ TRITON = Dashboard(
         panel("GPU utilisation", "percentunit", ("nv_gpu_utilization", "{{gpu_uuid}}")),
         panel("GPU memory", "bytes", ("nv_gpu_memory_used_bytes", "{{gpu_uuid}}")),
         panel("GPU power", "watt", ("nv_gpu_power_usage", "{{gpu_uuid}}")),
-        panel("GPU utilisation by dcgm-exporter", "percentunit", (f"nv_gpu_utilization{GPU}", "{{gpu_uuid}}")),
+        panel("GPU utilisation by dcgm-exporter", "percentunit", (DCGM, "{{gpu_uuid}}")),
         panel("Loading", "s", (f"nv_model_load_duration_secs{{{N}}}", "{{model}} {{version}}")),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -70,17 +70,15 @@ class MetricDescription:
         return next((unit for end, unit in UNITS if base.endswith(end) and "_num_" not in base), "")
 
     @property
-    def sample_names(self) -> tuple[str, ...]:
+    def samples(self) -> dict[str, frozenset[str]]:
+        """The labels of each sample by its name."""
+        labels = frozenset(self.labels)
+        parts = {f"{self.name}_sum": labels, f"{self.name}_count": labels}
         if self.kind == "histogram":
-            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+            return {f"{self.name}_bucket": labels | {"le"}, **parts}
         if self.kind == "summary":
-            return (f"{self.name}_sum", f"{self.name}_count", self.name)
-        return (self.name,)
-
-    @property
-    def sample_labels(self) -> frozenset[str]:
-        further = {"histogram": {"le"}, "summary": {"quantile"}}.get(self.kind, set())
-        return frozenset({*self.labels, *further})
+            return {self.name: labels | {"quantile"}, **parts}
+        return {self.name: labels}
 
 
 @dataclass(slots=True)
@@ -97,6 +95,10 @@ class SampleSource:
 
     def cache_metrics(self) -> CacheMetrics | None:
         return CacheMetrics(1, 0, 0, 0, 0, 0)
+
+
+def labels_by_sample() -> dict[str, Set[str]]:
+    return {name: labels for one in all_metrics() for name, labels in one.samples.items()}
 
 
 def all_metrics() -> list[MetricDescription]:

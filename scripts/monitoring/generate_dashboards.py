@@ -12,14 +12,10 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.monitoring.dashboards import DASHBOARDS  # noqa: E402
 from scripts.monitoring.expressions import faults  # noqa: E402
-from scripts.monitoring.families import all_metrics  # noqa: E402
+from scripts.monitoring.families import labels_by_sample  # noqa: E402
 from scripts.monitoring.panels import Dashboard  # noqa: E402
 
 FOLDER = ROOT / "configs" / "grafana"
-
-
-def labels_by_sample() -> dict[str, Set[str]]:
-    return {name: one.sample_labels for one in all_metrics() for name in one.sample_names}
 
 
 def generated(labels_of: Mapping[str, Set[str]]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tests.support.e2e.fleet_calls import bring_to
 from tests.support.e2e.reference import Reference
 from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster
 from tests.support.e2e.streams import client_of
+from tests.support.router.authority import Authority
 from tests.support.router.otlp_collector import OtlpCollector
 
 SMALL: dict[str, Any] = {
@@ -121,6 +122,13 @@ def tracing_to(collector: OtlpCollector) -> dict[str, Any]:
     return {"otlp_endpoint": collector.url, "sample_ratio": 0.0}
 
 
+def encrypted(folder: Path) -> dict[str, Any]:
+    """Workers come over TLS, and show a certificate."""
+    tls = Authority(folder).issue("host")
+    files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
+    return {"router": {**SMALL["router"], "worker_tls": files}}
+
+
 @pytest.fixture(scope="session")
 def launched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, collector: OtlpCollector
@@ -132,6 +140,8 @@ def launched(
         names.update(EITHER)
     traced = {"router": {**SMALL["router"], "tracing": tracing_to(collector)}}
     settings = {**OF_ALL, "cluster": {**OF_ALL["cluster"], **traced}}
+    if "tp2_cluster" in names:
+        settings["tp2_cluster"] = {**OF_ALL["tp2_cluster"], **encrypted(tmp_path_factory.mktemp("tls") / "ca")}
     clusters = {name: ServingCluster(tmp_path_factory.mktemp(name), settings[name]) for name in OF_ALL if name in names}
     try:
         for serving in clusters.values():

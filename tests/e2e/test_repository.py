@@ -4,16 +4,12 @@ them, and heals."""
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import grpc
@@ -23,9 +19,12 @@ from click.testing import CliRunner, Result
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipstream.cluster.commands.explain_command import explain_command
+from slipstream.cluster.commands.history_command import history_command
 from slipstream.cluster.commands.models_command import models_command
+from slipstream.cluster.commands.planner_command import planner_command
 from slipstream.cluster.commands.update_commands import rollback_command, split_command, update_command
 from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster, command_of
+from tests.support.e2e.tensor_requests import BODY, HEALS_S, Asking, asked
 
 ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {
@@ -34,21 +33,13 @@ SETTINGS: dict[str, Any] = {
         "paths": [str(ROOT / "configs/repository")],
         "control_mode": "explicit",
         "load_models": ["add_sub"],
+        "instances": {"paced": {"min": 1, "max": 3, "shrink_after_s": 2}},
         "grpc": {"port": 0},
         "metrics": {"port": 0},
     },
+    "planner": {"enabled": True, "interval_s": 0.5, "settle_s": 1},
     "restart": {"backoff_s": 0.1},
 }
-BODY = orjson.dumps(
-    {
-        "inputs": [
-            {"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]},
-            {"name": "INPUT1", "datatype": "FP32", "shape": [2], "data": [3, 5]},
-        ]
-    }
-)
-HEALS_S = 60.0
-STARTS_S = 120.0  # workers of a language model, on a machine that does other things, too
 ENGINE = {"max_model_len": 512, "max_num_seqs": 4, "dtype": "float32"}
 VERSIONED = """
 backend: "python"
@@ -64,11 +55,27 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("VERSION", np.int32([{version}]))]) for _ in requests]
 """
+PACED = """
+backend: "python"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+input { name: "INPUT1" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+TAKES_20_MS = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.02)
+        first = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)]) for values in first]
+"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a language model, `story`, and two versions of a model."""
+    """A repository with a language model, `story`, two versions of a model, and one whose instances come and go."""
     folder = tmp_path_factory.mktemp("repository")
     write_story(folder, DEMO_MODEL)
     (folder / "story" / "config.pbtxt").write_text('backend: "vllm" instance_group [{ count: 1 kind: KIND_MODEL }]')
@@ -76,6 +83,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "versioned" / version).mkdir(parents=True)
         (folder / "versioned" / version / "model.py").write_text(SAYS_VERSION.format(version=version))
     (folder / "versioned" / "config.pbtxt").write_text(VERSIONED)
+    (folder / "paced" / "1").mkdir(parents=True)
+    (folder / "paced" / "1" / "model.py").write_text(TAKES_20_MS)
+    (folder / "paced" / "config.pbtxt").write_text(PACED)
     return folder
 
 
@@ -90,56 +100,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[
     settings = SETTINGS | {"repository": SETTINGS["repository"] | {"paths": paths}}
     with ServingCluster(tmp_path_factory.mktemp("tensors"), settings) as cluster:
         yield cluster
-
-
-class Asking:
-    """Sends one request after the other on a connection that stays open, in a thread, until `stop`."""
-
-    def __init__(self, serving: ServingCluster) -> None:
-        at = urlsplit(serving.base_url)
-        assert at.hostname is not None
-        self._connection = http.client.HTTPConnection(at.hostname, at.port, timeout=HEALS_S)
-        self._is_to_end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.answers: list[tuple[int, Any]] = []
-        self.error: Exception | None = None
-
-    def __enter__(self) -> Asking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._is_to_end.set()
-        self._thread.join()
-        self.close()
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _run(self) -> None:
-        try:
-            while not self._is_to_end.is_set():
-                self.answers.append(self.ask())
-        except (OSError, http.client.HTTPException) as error:
-            self.error = error
-
-    def ask(self, **headers: str) -> tuple[int, Any]:
-        self._connection.request("POST", "/v2/models/add_sub/infer", BODY, headers)
-        answer = self._connection.getresponse()
-        return answer.status, orjson.loads(answer.read())
-
-    def post(self, path: str) -> Any:
-        """What is answered to a POST without a body."""
-        self._connection.request("POST", path)
-        answer = self._connection.getresponse()
-        body = answer.read()
-        assert answer.status == 200, body
-        return orjson.loads(body or b"null")
-
-    def wait_for_more(self, count: int) -> None:
-        wanted, until_s = len(self.answers) + count, time.monotonic() + HEALS_S
-        while len(self.answers) < wanted and self._thread.is_alive() and time.monotonic() < until_s:
-            time.sleep(0.01)
 
 
 def check_all_were_right(asking: Asking) -> None:
@@ -220,16 +180,6 @@ def routers(serving: ServingCluster) -> set[int]:
     return {process.pid for process in serving.processes() if command_of(process).startswith("ray::ServingRouter")}
 
 
-def asked(serving: ServingCluster, path: str, body: Any = None) -> tuple[int, Any]:
-    """The answer to a POST."""
-    at = urlsplit(serving.base_url)
-    assert at.hostname is not None
-    with contextlib.closing(http.client.HTTPConnection(at.hostname, at.port, timeout=STARTS_S)) as connection:
-        connection.request("POST", path, orjson.dumps(body or {}), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, orjson.loads(answer.read() or b"null")
-
-
 def story(serving: ServingCluster) -> tuple[Any, Any]:
     """The same text from the tensor model and from the API of OpenAI."""
     asking = {"max_tokens": 12, "temperature": 0}
@@ -302,6 +252,42 @@ def test_versions_divide_the_requests_as_operators_say(serving: ServingCluster) 
     assert {one["model_version"] for one in versions} == {"1"}
     assert on(serving, update_command, *of_model).output.startswith("version 1: 100 %, ")
     assert asked(serving, "/v2/repository/models/versioned/unload")[0] == 200
+
+
+def num_paced(serving: ServingCluster) -> int | None:
+    """How many instances of `paced` serve; None while they come or go, or while there is no router."""
+    try:
+        listed = orjson.loads(serving.get("/cluster/status")[1])["repository"]["instances"]
+    except (OSError, KeyError):
+        return None
+    return next((one["count"] for one in listed if one["model"] == "paced" and not one["is_changing"]), None)
+
+
+def planned(serving: ServingCluster) -> list[dict[str, Any]]:
+    """What the planner has changed, the first change first."""
+    shown = on(serving, planner_command, "--changes", "--json")
+    assert shown.exit_code == 0, shown.output
+    return list(reversed(orjson.loads(shown.output)["decisions"]))
+
+
+def test_the_planner_follows_the_load_of_a_tensor_model_and_the_next_router_keeps_its_number(
+    serving: ServingCluster,
+) -> None:
+    assert asked(serving, "/v2/repository/models/paced/load")[0] == 200
+    with contextlib.ExitStack() as load:
+        clients = [load.enter_context(Asking(serving, "paced")) for _ in range(4)]
+        serving.wait_for(lambda: num_paced(serving) == 3, HEALS_S)
+        kill_and_wait(serving, "router", clients[0])
+        assert num_paced(serving) == 3
+        history = on(serving, history_command).output
+    assert [client.error for client in clients] == [None] * 4
+    assert {status for client in clients for status, _ in client.answers} == {200}
+    serving.wait_for(lambda: num_paced(serving) == 1, HEALS_S)
+    changes = [(one["model"], one["num_instances"], one["reason"]) for one in planned(serving)]
+    assert changes[:2] == [("paced", 2, "slo"), ("paced", 3, "slo")]
+    assert changes[-1] == ("paced", 1, "cheaper")
+    assert "3 would serve them in time" in history
+    assert asked(serving, "/v2/repository/models/paced/unload")[0] == 200
 
 
 def ledger_of(serving: ServingCluster) -> dict[str, int]:

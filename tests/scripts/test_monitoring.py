@@ -11,7 +11,8 @@ import yaml
 
 from scripts.monitoring.dashboards import OVERVIEW
 from scripts.monitoring.expressions import faults, grouped_labels, selectors
-from scripts.monitoring.generate_dashboards import FOLDER, generated, labels_by_sample, text_of
+from scripts.monitoring.families import labels_by_sample
+from scripts.monitoring.generate_dashboards import FOLDER, generated, text_of
 from scripts.monitoring.metrics_reference import PAGE, page
 from scripts.monitoring.panels import Dashboard, panel
 
@@ -69,16 +70,33 @@ def test_each_alert_has_a_runbook() -> None:
         if "alert" in rule:
             notes = rule["annotations"]
             assert isinstance(notes, dict)
-            assert notes["runbook_url"].endswith(f"monitoring.md#{str(rule['alert']).lower()}")
+            assert notes["runbook_url"].endswith(f"/how-to/monitoring/#{str(rule['alert']).lower()}")
             assert notes["summary"]
             assert notes["description"]
 
 
+def test_each_alert_has_a_test_and_the_chart_has_the_same_rules() -> None:
+    tests = (PROMETHEUS / "rules_test.yaml").read_text(encoding="utf-8")
+    alerts = [str(rule["alert"]) for rule in rules() if "alert" in rule]
+    assert [name for name in alerts if f'alertname="{name}"' not in tests and f"alertname: {name}" not in tests] == []
+    chart = FOLDER.parent / "helm" / "slipstream" / "files" / "rules.yaml"
+    assert chart.read_text(encoding="utf-8") == (PROMETHEUS / "rules.yaml").read_text(encoding="utf-8")
+
+
+def test_the_sum_of_a_histogram_has_no_bounds() -> None:
+    assert faults('x_sum{le="1"}', {"x_sum": frozenset({"model"})}) == ["x_sum has no label le"]
+    labels_of = labels_by_sample()
+    assert "le" in labels_of["vllm:time_to_first_token_seconds_bucket"]
+    assert "le" not in labels_of["vllm:time_to_first_token_seconds_sum"]
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's prometheus) is not on PATH")
-@pytest.mark.parametrize("what", [("test", "rules", "rules_test.yaml"), ("check", "config", "prometheus.yaml")])
-def test_promtool_accepts_the_rules_and_the_configuration(what: tuple[str, str, str]) -> None:
-    verb, kind, name = what
-    done = subprocess.run(["promtool", verb, kind, str(PROMETHEUS / name)], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "what", [("test", "rules", "rules_test.yaml"), ("check", "config", "--syntax-only", "prometheus.yaml")]
+)
+def test_promtool_accepts_the_rules_and_the_configuration(what: tuple[str, ...]) -> None:
+    *words, name = what
+    done = subprocess.run(["promtool", *words, str(PROMETHEUS / name)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.models.directory.model_spec import ModelImpl
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
@@ -151,6 +152,7 @@ class WorkerConfig:
     router_host: str
     router_port: int
     token: str = ""
+    router_tls: LinkTlsConfig = field(default_factory=LinkTlsConfig)
     tp: int = 1
     max_queued_tokens: int = 8192
     host: str = "127.0.0.1"

@@ -9,7 +9,6 @@ signal kills them. Exit codes: 0 after that, 1 if the router refuses the host, 2
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -19,8 +18,7 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.process.log_format import formatter
-from slipstream.router.process.log_level import log_level
+from slipstream.router.process.log_format import log_to_stderr
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.instances.instance_host import InstanceHost
 from slipstream.workers.instances.router_session import HostRefused
@@ -34,9 +32,7 @@ def main(path: Path) -> None:
         config = TypeAdapter(InstanceHostConfig).validate_python(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter("instances"))
-    logging.basicConfig(level=log_level(), handlers=[handler])
+    log_to_stderr("instances")
     try:
         uvloop.run(run(config))
     except (HostRefused, OSError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.process.log_format import formatter
-from slipstream.router.process.log_level import log_level
+from slipstream.router.process.link_tls import LinkTlsConfig
+from slipstream.router.process.log_format import log_to_stderr
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_program import MockConfig, run_mock_workers
@@ -50,6 +49,9 @@ ROLES: dict[str, tuple[Role, ...]] = {"prefill": ("prefill",), "decode": ("decod
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="The model directory whose vocabulary the script's answers are written in.",
 )
+@click.option("--ca-file", metavar="FILE", help="The router's authority, if it serves workers over TLS.")
+@click.option("--cert-file", metavar="FILE", help="The worker's certificate; also --key-file.")
+@click.option("--key-file", metavar="FILE", help="The key of --cert-file.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a value of the profile.")
 def mock_worker_command(
     router: str,
@@ -61,6 +63,9 @@ def mock_worker_command(
     path: Path | None,
     script: Path | None,
     tokenizer: Path | None,
+    ca_file: str | None,
+    cert_file: str | None,
+    key_file: str | None,
     settings: tuple[str, ...],
 ) -> None:
     """Run workers without a model, which take the time given by a profile and answer with made-up tokens.
@@ -81,14 +86,16 @@ def mock_worker_command(
         raise click.UsageError(f"the secret of the workers is expected in {TOKEN_VARIABLE}, which is empty")
     profile = _profile(path, settings)
     policy = _policy(script, tokenizer)
+    try:
+        tls = LinkTlsConfig(cert_file, key_file, ca_file)
+    except ValueError as error:
+        raise click.UsageError(str(error).replace("_file", "-file")) from error
     configs = [
-        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile, model_version, policy)
+        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile, model_version, policy, tls)
         for one in ROLES[role]
         for number in range(count)
     ]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter("mock-worker"))
-    logging.basicConfig(level=log_level(), handlers=[handler])
+    log_to_stderr("mock-worker")
     reason: BaseException | None = None
     try:
         uvloop.run(run_mock_workers(configs))

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
+from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.block_hash import model_key
 from slipstream.router.protocol.messages import (
     Ping,
@@ -61,6 +62,7 @@ class MockConfig:
     profile: MockProfile = field(default_factory=MockProfile)
     model_version: str = ""
     policy: OutputPolicy | None = None
+    tls: LinkTlsConfig = field(default_factory=LinkTlsConfig)
 
 
 class MockProgram:
@@ -134,7 +136,11 @@ class _Serving:
         config = self._config
         try:
             transport, _ = await self._loop.create_connection(
-                lambda: self._connection, config.router_host, config.router_port
+                lambda: self._connection,
+                config.router_host,
+                config.router_port,
+                ssl=config.tls.client_context() if config.tls.is_on else None,
+                server_hostname=config.tls.name_of(config.router_host) if config.tls.is_on else None,
             )
         except OSError:
             self._closed.set()

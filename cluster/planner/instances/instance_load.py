@@ -80,5 +80,5 @@ class InstanceLoad:
         return max(1.0 - p_late, OVERLOADED)
 
     def __str__(self) -> str:
-        waited = "" if self.queue_s is None else f", waited {self.queue_s * 1e3:.0f} ms"
-        return f"{self.busy:.1f} of {self.count} busy, {self.num_waiting} requests wait{waited}"
+        waited = "" if self.queue_s is None else f", {self.queue_s * 1e3:.0f} ms in the queue"
+        return f"{self.busy:.1f} of {self.count} busy, {self.num_waiting} waiting{waited}"

@@ -158,7 +158,7 @@ class InstancePlanner:
         if not history.may_change(_pools(count), _pools(then), now):
             return self._hold("backed_off", f"{enough} would be enough, but {history.why_not(now)}", now)
         margin, enough_s = self._config.margin, now - self._all_needed_s
-        why = f"{enough} were enough with {margin:.0%} more load, for {enough_s:.0f} s by now"
+        why = f"{enough} would have been enough for {enough_s:.0f} s, with {margin:.0%} more load"
         return self._change("cheaper", why, then, now)
 
     def _hold(self, reason: Reason, why: str, now: float) -> PlannerDecision:

@@ -31,11 +31,12 @@ from slipstream.cluster.planner.planner_decision import (
     Reason,
     WorkerTransfer,
 )
-from slipstream.cluster.planner.shared.division import ShareOption, divide
+from slipstream.cluster.planner.shared.division import divide
 from slipstream.cluster.planner.shared.instance_room import InstanceRoom
 from slipstream.cluster.planner.shared.model_share import FreeBudget, ModelShare
 from slipstream.cluster.planner.shared.model_view import ModelView
 from slipstream.cluster.planner.shared.offers import Offer, gain_of, offers
+from slipstream.cluster.planner.shared.share_options import instance_options, worker_options
 from slipstream.cluster.planner.slo_planner import WORTH, SloPlanner
 from slipstream.router.status.load_signals import Signals
 
@@ -160,8 +161,8 @@ class _Look:
     def _needed(self) -> dict[str, int]:
         most = self._budget.workers
         assert most is not None
-        options = {view.name: _options(view, most) for view in self._views}
-        options |= {name: _instance_options(self._claims, name) for name in self._claims.planners}
+        options = {view.name: worker_options(view, most) for view in self._views}
+        options |= {name: instance_options(self._claims, name) for name in self._claims.planners}
         gpus, cpus = (math.inf if limit is None else limit for limit in (self._budget.gpus, self._budget.cpus))
         chosen = divide(options, most, gpus, cpus, self._claims.max_instances)
         if chosen is None:  # even the least is too much: each keeps what it has
@@ -308,31 +309,6 @@ class _Look:
         if number <= 0 or view.fleet.is_held:
             return decision
         return self._start(view, decision, number, "limits", f"it is to have {view.share.min_workers} at least")
-
-
-def _options(view: ModelView, max_workers: int) -> list[ShareOption]:
-    """What the model would make of each number of workers, up to the first that is enough."""
-    share, least = view.share, view.share.min_workers
-    options = []
-    for number in range(min(least, max_workers), max_workers + 1):
-        served = view.served(number) if number else float(view.is_idle)
-        if view.is_waking:  # what more would do is not known until the first is there
-            served = float(number > 0)
-        pools = view.best_split(number)
-        size = view.planner.prices.size(pools)
-        value = share.weight * served
-        options.append(ShareOption(number, share.num_gpus(pools), value, size, share.num_cpus(pools)))
-        if served >= 1.0:
-            break
-    return options
-
-
-def _instance_options(claims: InstanceClaims, name: str) -> list[ShareOption]:
-    share = claims.planners[name].share
-    return [
-        ShareOption(0, share.num_gpus(count), claims.value(name, count), 0.0, share.num_cpus(count), count)
-        for count in claims.choices(name)
-    ]
 
 
 def _limit(view: ModelView, num_workers: int) -> None:

@@ -178,8 +178,8 @@ class GroupMember:
         assert self._room is not None
         on_hosts = [PlacementGroupSchedulingStrategy(self._room, n) for n in range(num_hosts)]
         self._actors = [
-            start_actor(cls, self._deployment, name, self.pool.rank, on_hosts[rank * num_hosts // tp])
-            for rank, (cls, name) in enumerate(zip(classes, names, strict=True))
+            start_actor(cls, self._deployment, name, self.pool.rank, on_hosts[n * num_hosts // tp])
+            for n, (cls, name) in enumerate(zip(classes, names, strict=True))
         ]
         self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 
@@ -238,6 +238,7 @@ class GroupMember:
             router_host=router.host,
             router_port=router.port,
             token=self._deployment.worker_token,
+            router_tls=config.router.worker_tls,
             tp=settings.tp,
             max_queued_tokens=settings.max_queued_tokens,
             host=self._deployment.host("127.0.0.1", node_ip),

@@ -89,7 +89,7 @@ class WorkerConnection:
         return answer
 
     def cancel(self, answer: AttemptAnswer) -> None:
-        """The answer is not wanted any more; it counts as ended."""
+        """Sends Cancel. What came before the worker heard of it is still kept."""
         self.send(Cancel(answer.request_id, answer.attempt))
 
     async def until(self, is_there: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:

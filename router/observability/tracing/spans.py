@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions          one per HTTP request, a child of the caller's span if there is one
       |- queued, reserve, prefill, transfer, decode      `router.stages`, one set per attempt and choice
-           |- worker.prefill, .send, .receive, .decode   as workers tell
+           |- worker.prefill, .send, .receive, .decode   as workers report
     POST /v2/models/M/infer
       |- queued, executing                               one of the latter per execution by an instance
 

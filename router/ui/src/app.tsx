@@ -1,4 +1,5 @@
 import { useEffect, useRef } from "preact/hooks";
+import { apiKey } from "./api/secrets";
 import { services } from "./api/services";
 import { ConfirmDialog } from "./parts/confirm";
 import { LazyView, type ViewLoader } from "./parts/lazy_view";
@@ -72,7 +73,12 @@ export function App() {
         </div>
       </header>
       <main ref={main} id="main" tabIndex={-1}>
-        <LazyView load={view.load} item={route.value.view === view.name ? route.value.item : ""} />
+        {/* Once the key is given that was missing, the view is read anew. */}
+        <LazyView
+          key={apiKey.isDeclined.value ? "without" : ""}
+          load={view.load}
+          item={route.value.view === view.name ? route.value.item : ""}
+        />
       </main>
       <Notices />
       <ConfirmDialog />

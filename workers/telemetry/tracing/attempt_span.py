@@ -1,4 +1,4 @@
-"""A span of a traced attempt, as a worker notes it until it is told to the router."""
+"""A span of a traced attempt, as a worker notes it until it is reported to the router."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AttemptSpan:
     steps: list[_Steps] = field(default_factory=list)
     error: str = ""
 
-    def told(self, now_s: float) -> WorkSpan:
+    def report(self, now_s: float) -> WorkSpan:
         """The span as it is sent at `now_s`."""
         return WorkSpan(
             self.name,

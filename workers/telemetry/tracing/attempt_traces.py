@@ -1,8 +1,8 @@
-"""What the worker does for the requests that are traced, told to the router, which makes spans of it.
+"""What the worker does for the requests that are traced, reported to the router, which makes spans of it.
 
-TraceAttempt --> noted --Prefill, Generate--> "worker.prefill" --first token--> "worker.decode" --end--> told
+TraceAttempt --> noted --Prefill, Generate--> "worker.prefill" --first token--> "worker.decode" --end--> reported
                    |---Reserve, Adopt--> "worker.receive" --all ranks Received, Start--> "worker.decode"
-                   '---Prefill, Migrate--> "worker.send"    --all ranks Sent--> told
+                   '---Prefill, Migrate--> "worker.send"    --all ranks Sent--> reported
 
 No OpenTelemetry is loaded here. A request that is not traced has no entry, and a worker without entries does nothing.
 Everything is bounded: the attempts, and the events of a span, of which neighbours are joined as they become many.
@@ -57,8 +57,8 @@ class _TracedAttempt:
 
 @dataclass(slots=True)
 class AttemptTraces:
-    """Called in the order in which things happen; `take` has what is to be told. Its driver looks at `attempts` before
-    any call but `begin` and `transfer_ended`. `transport` is how pages are sent."""
+    """Called in the order in which things happen; `take` returns what is to be reported. The engine loop looks at
+    `attempts` before any call but `begin` and `transfer_ended`. `transport` is how pages are sent."""
 
     transport: str = ""
     attempts: dict[AttemptKey, _TracedAttempt] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class AttemptTraces:
                 self._end(key, now_s, outcome=chunk.finish_reason)
 
     def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> None:
-        """A transfer has ended on all ranks, of whichever attempt."""
+        """A transfer has ended on all ranks; its attempt may be traced or not."""
         for key, traced in self.attempts.items():
             span = traced.transfers.pop(outcome.transfer, None)
             if span is None:
@@ -163,11 +163,11 @@ class AttemptTraces:
         """What has ended since the last call. Attempts with nothing left are forgotten."""
         for key in [key for key, traced in self.attempts.items() if traced.has_ended]:
             del self.attempts[key]
-        told: dict[AttemptKey, list[WorkSpan]] = {}
+        reports: dict[AttemptKey, list[WorkSpan]] = {}
         for key, span in self._ended:
-            told.setdefault(key, []).append(span.told(now_s))
+            reports.setdefault(key, []).append(span.report(now_s))
         self._ended.clear()
-        return [AttemptWork(*key, tuple(spans)) for key, spans in told.items()]
+        return [AttemptWork(*key, tuple(spans)) for key, spans in reports.items()]
 
     def _first_token(self, key: AttemptKey, traced: _TracedAttempt, chunk: TokenChunk, now_s: float) -> None:
         prefill = traced.computing

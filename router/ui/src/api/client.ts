@@ -37,8 +37,14 @@ export async function send(path: string, asked: Asked = {}): Promise<Response> {
     const response = await sendOnce(path, asked, shown);
     if (response.ok) return response;
     const error = await errorOf(response);
-    if (!secret || !wantsAnother(error) || !(await secret.ask(shown))) throw error;
+    if (!secret || !wantsAnother(error)) throw error;
+    if (isRead(asked) && secret.isDeclined.value) throw error;
+    if (!(await secret.ask(shown))) throw error;
   }
+}
+
+function isRead(asked: Asked): boolean {
+  return (asked.method ?? "GET") === "GET";
 }
 
 /** Whether another key may help. A key that may not use a model is a key of its own right, and is kept. */

@@ -14,6 +14,8 @@ export const secretQuestion = signal<SecretQuestion | null>(null);
 export class Secret {
   private readonly stored;
   private asking: Promise<boolean> | null = null;
+  /** The person was asked and gave none. What is read by itself does not ask again; what the person does, does. */
+  readonly isDeclined = signal(false);
 
   constructor(
     private readonly name: string,
@@ -48,6 +50,7 @@ export class Secret {
       secretQuestion.value = { title: this.title, about: this.about, answer };
     });
     secretQuestion.value = null;
+    this.isDeclined.value = given === null;
     if (given === null) return false;
     this.set(given);
     return true;

@@ -1,9 +1,14 @@
 import { adminToken, apiKey, type Secret } from "../api/secrets";
 
-/** Forgets the key and the token that were given in this tab. Empty while there is none. */
+/** Forgets the key and the token that were given in this tab, or asks for the key that was not given. */
 export function SecretButtons() {
   return (
     <>
+      {apiKey.isDeclined.value && (
+        <button type="button" onClick={() => apiKey.ask(apiKey.value)}>
+          Enter key
+        </button>
+      )}
       <Forget secret={apiKey} />
       <Forget secret={adminToken} />
     </>

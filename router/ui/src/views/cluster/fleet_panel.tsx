@@ -10,7 +10,11 @@ import { usePolled } from "./polled";
 export function FleetPanel() {
   const [isWanted, setWanted] = useState(false);
   const [isAdding, setAdding] = useState(false);
-  const isOn = isWanted || adminToken.value !== "";
+  const isOn = (isWanted || adminToken.value !== "") && !adminToken.isDeclined.value;
+  const show = () => {
+    adminToken.isDeclined.value = false;
+    setWanted(true);
+  };
   const [fleet, problem] = usePolled(admin.fleet, isOn);
   const [planner] = usePolled(admin.decisions, isOn && fleet !== null);
   return (
@@ -18,7 +22,7 @@ export function FleetPanel() {
       <div class="cluster-head">
         <h3>Changes and planner</h3>
         {!isOn && (
-          <button type="button" onClick={() => setWanted(true)}>
+          <button type="button" onClick={show}>
             Show (needs the administrator's token)
           </button>
         )}
