@@ -94,7 +94,7 @@ class Routes(Generic[C]):
         return self._described
 
     def has(self, path: str) -> bool:
-        return path in self._exact
+        return bool(self._methods_of(path))
 
     def __call__(self, request: Request, exchange: Exchange[C]) -> Awaitable[None]:
         """What the handler of the request's path does. Raises HttpError 404 or 405."""

@@ -14,6 +14,7 @@ from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, w
 from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits, check_one_host
 from slipstream.cluster.ray.local_ray import offered_cpus
 from slipstream.cluster.state import run_state
+from slipstream.router.extensions.loading import find_extension
 
 GPU_DEVICE = re.compile(r"nvidia\d+")
 
@@ -35,9 +36,10 @@ def taken_addresses(config: ClusterConfig) -> Iterator[str]:
 
 
 def lacks_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/dev")) -> Iterator[str]:
-    """What this machine has too little of."""
+    """What this machine has too little of, or not at all."""
     if ray_address(config.ray) is not None:
         return
+    yield from missing_extensions(config)
     num_gpus = config.ray.num_gpus
     if num_gpus is None:
         num_gpus = sum(GPU_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))
@@ -56,3 +58,12 @@ def lacks_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/d
                 continue
             if size > machine.memory_mib:
                 yield f"{place}{role}.engine.kv_cache_mib: must fit into memory, got {size}, and {machine.memory}"
+
+
+def missing_extensions(config: ClusterConfig) -> Iterator[str]:
+    """Extensions of the router that are not installed. They are loaded by the router, not here."""
+    for name in config.router.extensions:
+        try:
+            find_extension(name)
+        except ValueError as error:
+            yield str(error)

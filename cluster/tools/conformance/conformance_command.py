@@ -55,5 +55,5 @@ async def checked(end: RouterEnd, host: str, port: int, token: str) -> int:
         raise click.UsageError(f"the worker cannot be started: {error}") from error
     finally:
         await end.close()
-    click.echo("the worker keeps the protocol" if not num_failed else f"{num_failed} rules are broken")
+    click.echo("the worker keeps the protocol" if not num_failed else f"broken rules: {num_failed}")
     return 1 if num_failed else 0

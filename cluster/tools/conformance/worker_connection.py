@@ -25,7 +25,7 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.router.protocol.wire import FrameProtocol
+from slipstream.router.protocol.wire import FrameProtocol, WireError
 
 WAIT_S = 10.0  # for anything that a worker is to say
 
@@ -51,7 +51,7 @@ class WorkerConnection:
         self.credits: Credits | None = None
         self.pongs: list[int] = []
         self.answers: dict[tuple[str, int], AttemptAnswer] = {}
-        self.lost: str | None = None
+        self.lost: str | None = None  # what the worker did when the connection ended
         self._broken: ConformanceError | None = None
         self._changed = asyncio.Event()
         self._seq = 0
@@ -100,7 +100,7 @@ class WorkerConnection:
                 while not is_there():
                     self.check()
                     if self.lost is not None:
-                        raise ConformanceError(f"the worker closed the connection instead of: {what}")
+                        raise ConformanceError(f"the worker {self.lost} instead of: {what}")
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -179,5 +179,6 @@ class WorkerConnection:
                 raise ConformanceError(f"Credits.{name} is {value}, it must be 0 to {most}")
 
     def _lost(self, reason: Exception | None) -> None:
-        self.lost = str(reason or "closed")
+        unread = isinstance(reason, WireError)  # the connection was closed here
+        self.lost = f"sent what cannot be read ({reason})" if unread else "closed the connection"
         self._changed.set()

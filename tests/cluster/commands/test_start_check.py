@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.commands.checking.start_check import refusals_here
+from slipstream.cluster.commands.checking.start_check import lacks_here, refusals_here
 from slipstream.cluster.config.cluster_config import (
     AdminApiConfig,
     ClusterConfig,
@@ -76,3 +76,11 @@ def test_a_port_counts_as_free_where_the_cluster_of_that_name_has_it(states: Pat
         state = ClusterState("slipstream", os.getpid(), started, "/c.yaml", "m", "ready", "http://x", "/logs", [])
         run_state.write(states / "slipstream.json", state)
         assert refusals(tmp_path, port) == []
+
+
+def test_extensions_that_are_not_installed_are_refused_before_anything_starts() -> None:
+    router = RouterConfig(http=HttpConfig(port=0), extensions={"json:Nothing": {}, "no_module.x:Y": {}, "none": None})
+    assert list(lacks_here(ClusterConfig(model=MODEL, router=router), MACHINE)) == [
+        "router.extensions: 'no_module.x:Y' cannot be imported: there is no module 'no_module' on PYTHONPATH",
+        "router.extensions: there is no 'none' (none is installed); module:Class names a class directly",
+    ]

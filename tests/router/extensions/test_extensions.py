@@ -59,6 +59,10 @@ async def echo(request: Request, exchange: ApiExchange) -> None:
     exchange.respond(200, json.dumps({"echo": json.loads(request.body)["text"]}).encode())
 
 
+async def echo_item(request: Request, exchange: ApiExchange, item: str) -> None:
+    exchange.respond(200, json.dumps({"echo": item}).encode())
+
+
 def exchanged(path: str, body: bytes) -> tuple[Request, HeldExchange]:
     request = Request("POST", path, "", {b"x-one": b"1"}, body, keep_alive=True, http10=False)
     return request, HeldExchange(request, ExchangeContext())
@@ -113,6 +117,13 @@ def test_the_answer_of_a_path_that_is_not_there_is_an_error_and_no_exception() -
 def test_a_path_of_the_router_cannot_be_replaced() -> None:
     hooks, routes = hooks_of(Shouting({}))
     hooks.add_to(routes)
+    with pytest.raises(ValueError, match="Shouting adds /v1/shouts, which is there already"):
+        hooks.add_to(routes)
+
+
+def test_a_path_below_one_of_the_router_cannot_be_replaced() -> None:
+    hooks, routes = hooks_of(Shouting({}))
+    routes.add_item("GET", "/v1/sho", "", echo_item)
     with pytest.raises(ValueError, match="Shouting adds /v1/shouts, which is there already"):
         hooks.add_to(routes)
 

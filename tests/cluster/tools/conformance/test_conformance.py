@@ -56,6 +56,12 @@ BREAKS = (
     ),
     ("self.sequences.pop(fields[:2], None)", "pass", "drops_cancelled_answers", "there was not: Credits"),
     ("self.send(PONG, fields[0])", "pass", "answers_pings", "there was not: Pong(1)"),
+    (
+        "self.send(PONG, fields[0])",
+        "self.send('pong')",
+        "answers_pings",
+        "sent what cannot be read (unknown message type",
+    ),
     ("self.last_seq = fields[0]", "pass", "answers_as_long_as_asked", "there was not: Credits with ack_seq 2"),
     ("epoch += 1", "pass", "comes_back", "the epoch is"),
     ("MAX_SLOTS - len(self.sequences)", "MAX_SLOTS + 1", "greets", "Credits.free_slots is 33"),
