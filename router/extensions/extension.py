@@ -47,7 +47,7 @@ class ExtensionCall:
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """A request that has been answered. `status` is 499 if its client left."""
+    """A request that is over. `status` is 499 if its client left."""
 
     call: ExtensionCall
     status: int
@@ -80,4 +80,4 @@ class Extension:
         """Called when the caller is known, before the request is read. It may replace `call.body`."""
 
     def after(self, ended: EndedCall) -> None:
-        """Called when the response has been sent."""
+        """Called when a request that no `before` has refused is over: answered, failed, or left by its client."""

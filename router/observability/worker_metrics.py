@@ -18,32 +18,10 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     pages = GaugeMetricFamily(
         "slipstream:worker_pages", "The ledger: KV pages by state.", labels=["worker", "role", "state"]
     )
-    leases = GaugeMetricFamily(
-        "slipstream:worker_leases", "Hand-offs under way at a worker.", labels=["worker", "role"]
-    )
-    imbalances = GaugeMetricFamily(
-        "slipstream:worker_expert_imbalance",
-        "With expert parallelism: the rows of the busiest rank over those of the mean one.",
-        labels=["worker", "role"],
-    )
-    retained = GaugeMetricFamily(
-        "slipstream:worker_retained_pages",
-        "Pages that are held for conversations that will probably come back, in use or cached.",
-        labels=["worker", "role"],
-    )
-    cpu = CounterMetricFamily(
-        "slipstream:worker_cpu_seconds",
-        "Seconds of processors that a worker's first process has taken; as old as its last work.",
-        labels=["worker", "role"],
-    )
-    memory = GaugeMetricFamily(
-        "slipstream:worker_resident_memory_bytes",
-        "Memory that a worker's first process occupies; as old as its last work.",
-        labels=["worker", "role"],
-    )
     counted = CounterMetricFamily(
         "slipstream:worker_events", "What workers count, since they started.", labels=["worker", "role", "event"]
     )
+    named = _named_families()
     for worker in workers:
         who = [worker.peer.name, worker.role]
         credits.add_metric([*who, "slots"], worker.free_slots)
@@ -54,19 +32,39 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
             for state, count in by_state.items():
                 pages.add_metric([*who, state], count)
             for event, value in worker.stats.counters:
-                if event == "leases_held":  # this one and the next two can decrease
-                    leases.add_metric(who, value)
-                elif event == "retained_pages":
-                    retained.add_metric(who, value)
-                elif event == "expert_imbalance":
-                    imbalances.add_metric(who, value)
-                elif event == "cpu_seconds":
-                    cpu.add_metric(who, value)
-                elif event == "resident_memory_bytes":
-                    memory.add_metric(who, value)
+                if event in named:
+                    named[event].add_metric(who, value)
                 elif not event.startswith(STEP_COUNTERS):
                     counted.add_metric([*who, event], value)
-    return iter((credits, pages, leases, imbalances, retained, cpu, memory, counted))
+    return iter((credits, pages, *named.values(), counted))
+
+
+def _named_families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
+    """What workers count that is no number of events, each a metric of its own, by its name in their counters."""
+    labels = ["worker", "role"]
+    return {
+        "leases_held": GaugeMetricFamily("slipstream:worker_leases", "Hand-offs under way at a worker.", labels=labels),
+        "expert_imbalance": GaugeMetricFamily(
+            "slipstream:worker_expert_imbalance",
+            "With expert parallelism: the rows of the busiest rank over those of the mean one.",
+            labels=labels,
+        ),
+        "retained_pages": GaugeMetricFamily(
+            "slipstream:worker_retained_pages",
+            "Pages that are held for conversations that will probably come back, in use or cached.",
+            labels=labels,
+        ),
+        "cpu_seconds": CounterMetricFamily(
+            "slipstream:worker_cpu_seconds",
+            "Seconds of processors that a worker's first process has taken; as old as its last work.",
+            labels=labels,
+        ),
+        "resident_memory_bytes": GaugeMetricFamily(
+            "slipstream:worker_resident_memory_bytes",
+            "Memory that a worker's first process occupies; as old as its last work.",
+            labels=labels,
+        ),
+    }
 
 
 def kv_usage(snapshot: Snapshot) -> float:

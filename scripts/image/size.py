@@ -1,9 +1,8 @@
 """How much the packages of an image take, as they are installed in this environment, and whether that is within bounds:
-`python scripts/image/size.py [EXTRAS]`, by default with the large
-extras of the CPU image. Byte code, which `finish` makes, and
-the base are not counted, nor what `finish` takes out.
+`python scripts/image/size.py [EXTRAS]`, by default with the large extras of the CPU image. Byte code, which `finish`
+makes, and the base are not counted, nor what `finish` takes out.
 
-`tests/scripts/test_image.py` keeps the bound, as most machines that run tests can build no image."""
+`tests/deploy/test_containerfile.py` keeps the bound, as most hosts that run tests can build no image."""
 
 from __future__ import annotations
 

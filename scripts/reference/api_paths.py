@@ -9,6 +9,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from scripts.reference.tables import cell  # noqa: E402
 from slipstream.router.api.pages.openapi import document  # noqa: E402
 from slipstream.router.catalog.catalog import Catalog  # noqa: E402
 from slipstream.router.config.router_config import RouterConfig  # noqa: E402
@@ -23,10 +24,6 @@ to try out. What the fields mean and what is not served: [HTTP API](api.md). Pat
 [Triton](../triton.md). This page is written by `scripts/reference/api_paths.py`.
 """
 MAX_TYPE = 60  # characters of a type
-
-
-def cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def type_of(schema: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import click
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from scripts.reference.tables import cell  # noqa: E402
 from slipstream.cluster.cli import main as cli  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "command_line.md"
@@ -19,10 +20,6 @@ HEAD = """# Command line
 
 `slipstream COMMAND --help` shows the same. This page is written by `scripts/reference/command_line.py`.
 """
-
-
-def cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def option_row(option: click.Option, context: click.Context) -> str:

@@ -13,7 +13,8 @@ import aiohttp
 import grpc.aio
 import pytest
 
-from tests.support.gateway.envoy_process import CONFIG, envoy, free_port, program
+from tests.support.clients.free_port import free_port
+from tests.support.gateway.envoy_process import CONFIG, envoy, program
 from tests.support.gateway.scripted_upstream import scripted_upstream
 from tests.support.router.grpc_lab import SERVICE, grpc_lab, infer_request, pb
 from tests.support.router.in_loop import in_loop

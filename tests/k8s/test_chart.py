@@ -16,6 +16,7 @@ from tests.support.k8s.chart_schema import CHART_KINDS
 from tests.support.k8s.rendered_chart import CHART, VALUES, Manifest, of_kind, rendered, served_config, values_of
 
 PLAIN = Path(__file__).resolve().parents[2] / "configs" / "k8s"
+RULES = PLAIN.parent / "prometheus" / "rules.yaml"
 EXAMPLES = [None, *sorted(path.stem for path in VALUES.glob("*.yaml"))]
 HELM = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (pip install -e '.[charts]')")
 
@@ -151,6 +152,7 @@ def test_the_plain_manifests_say_the_same_as_the_chart_by_default() -> None:
         assert resources[0] == resources[1]
         assert (other["replicas"], other["maxReplicas"]) == (group["replicas"], group["maxReplicas"])
     assert (CHART / "files" / "ready.py").read_text() == (PLAIN / "config" / "ready.py").read_text()
+    assert (CHART / "files" / "rules.yaml").read_text() == RULES.read_text()
     plain = yaml.safe_load((PLAIN / "config" / "slipstream.yaml").read_text())
     served = served_config(documents)
     for key in ("prefill", "decode", "engine", "kv_transfer", "drain_grace_s", "drain_timeout_s", "startup_timeout_s"):

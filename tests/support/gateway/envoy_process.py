@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+
+from tests.support.clients.free_port import free_port
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "envoy" / "envoy.yaml"
 Servers = Sequence[tuple[int, int]]  # port, and the port of its health check
@@ -48,12 +49,6 @@ def healthy(status: dict[str, Any], cluster: str) -> int:
     [one] = [one for one in status["cluster_statuses"] if one["name"] == cluster] or [{}]
     failed = ("failed_active_health_check", "pending_active_hc")
     return sum(not any(host["health_status"].get(key) for key in failed) for host in one.get("host_statuses", []))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def program() -> str:

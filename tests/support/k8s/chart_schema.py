@@ -108,6 +108,7 @@ SERVICE_MONITOR = fields(
             port=NAME,
             path=STRING,
             interval=STRING,
+            relabelings=many(fields(*("targetLabel", "replacement"), targetLabel=STRING, replacement=STRING)),
             authorization=fields("credentials", type=STRING, credentials=KEY_SELECTOR),
         )
     ),
