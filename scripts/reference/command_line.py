@@ -40,7 +40,7 @@ def section(name: str, command: click.Command) -> str:
     ]
     lines = [f"## {name}", "", f"`slipstream {name} {usage}`", "", "\n\n".join(paragraphs), ""]
     options = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
-    options = [one for one in options if one.name != "help"]
+    options = [one for one in options if "--help" not in one.opts]  # which every command has
     if options:
         lines += ["| option | |", "|---|---|", *[option_row(option, context) for option in options], ""]
     if isinstance(command, click.Group):

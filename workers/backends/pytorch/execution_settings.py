@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from slipstream.workers.backends.backend import ModelContext
 from slipstream.workers.backends.model_settings import default_threads, truth, whole_number
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,7 @@ class ExecutionSettings:
     def apply(self) -> None:
         """To this process, which has one model only."""
         torch.set_num_threads(self.num_threads)
-        if torch.get_num_interop_threads() != self.num_interop_threads:
-            torch.set_num_interop_threads(self.num_interop_threads)
+        self._set_interop_threads()
         torch.backends.cudnn.enabled = self.cudnn
         for switch, value in (
             (torch._C._jit_set_profiling_executor, self.jit_executor),
@@ -65,6 +67,16 @@ class ExecutionSettings:
         ):
             if value is not None:
                 switch(value)
+
+    def _set_interop_threads(self) -> None:
+        """PyTorch takes the number only before it has first computed something in parallel."""
+        num_threads = torch.get_num_interop_threads()
+        if num_threads == self.num_interop_threads:
+            return
+        try:
+            torch.set_num_interop_threads(self.num_interop_threads)
+        except RuntimeError:
+            log.warning("%d threads between operators stay, instead of %d", num_threads, self.num_interop_threads)
 
 
 def device_of(model: ModelContext) -> torch.device | None:
