@@ -22,7 +22,7 @@ NATIVE = tuple(
 NAME = re.compile(r"slipstream-[\w.]+-py3-none-(any|(manylinux_\d+_\d+|linux)_x86_64)\.whl")
 MAX_BYTES = 20 << 20
 
-NOT_SHIPPED = {"k8s", "compose", "systemd"}  # of configs: what a deployment takes from the sources
+NOT_SHIPPED = {"compose", "envoy", "helm", "k8s", "systemd"}  # of configs: what a deployment takes from the sources
 DATA_SUFFIXES = frozenset({".yaml", ".json", ".pbtxt", ".py", ".txt"})  # of files in configs
 
 
