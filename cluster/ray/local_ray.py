@@ -210,6 +210,8 @@ def _command(config: ClusterConfig, folder: Path) -> list[str]:
     command = [
         *module_command("ray.scripts.scripts", "start", "--head", "--block"),
         *("--port=0", "--dashboard-port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
+        # Any free ports, instead of a range that the Rays of several clusters on one machine would share.
+        *("--min-worker-port=0", "--max-worker-port=0"),
         # The hook leaves this server out. Without the hook, it would use a fixed port unless it is given one.
         f"--ray-client-server-port={quiet_port()}",
         *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
