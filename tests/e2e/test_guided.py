@@ -24,7 +24,7 @@ SCHEMA: dict[str, Any] = {
 MESSAGES: Any = [{"role": "user", "content": "Tell me about a ship."}]
 WORDS = "[a-z .]{600,9000}"
 # Seconds, so that a drain or a kill comes while they run: each takes hundredths of one.
-NUM_TOKENS = 900
+NUM_TOKENS = 1800
 ASKED: list[dict[str, Any]] = [
     {"prompt": prompt_of(20 + 60 * i, i), "temperature": float(i % 2), "seed": i, "regex": WORDS} for i in range(4)
 ]
