@@ -94,15 +94,17 @@ def test_streams_survive_the_death_of_all_workers_at_once(cluster: ServingCluste
     wait_until_at_rest(cluster)
     expected = undisturbed(cluster)[: len(DECODING)]
     streams = pieces_of(cluster, "all", DECODING)
-    pids = [cluster.member(member).pids[0] for member in ("prefill-0", "decode-0")]
+    workers = {member: cluster.member(member).pids for member in ("prefill-0", "decode-0")}
     with streaming(streams):
         for stream in streams:
             stream.wait_for_pieces(5)
-        for pid in pids:
-            kill(pid)
+        for pids in workers.values():
+            kill(pids[0])
         texts = [stream.join() for stream in streams]
     check_ended_well(streams)
     assert texts == expected
+    for member, pids in workers.items():
+        cluster.wait_until_restarted(member, pids)
     wait_until_at_rest(cluster)
 
 
