@@ -198,6 +198,7 @@ PLANNER = Dashboard(
             ("rate(slipstream:planner_errors_total[$__rate_interval])", "errors"),
             ("rate(slipstream:planner_failed_actions_total[$__rate_interval])", "refused"),
         ),
+        panel("Held back for", "s", ("slipstream:planner_held_seconds", "{{model_name}} {{reason}}"), red_above=1800),
         panel("Load that was planned for", "short", ("slipstream:planner_seen", "{{figure}}")),
         panel(
             "Predicted attainment",

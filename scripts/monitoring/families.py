@@ -141,9 +141,15 @@ def _of_driver() -> Iterator[MetricDescription]:
     state = SimpleNamespace(num_prefill=1, num_decode=1)
     one = SimpleNamespace(state=lambda: state)
     fleet = SimpleNamespace(state=lambda: state, models=("a", "b"), of_model=lambda _: one)
-    record = SimpleNamespace(decision=SimpleNamespace(seen=(), alternatives=()))
+    record = SimpleNamespace(decision=SimpleNamespace(seen=(), alternatives=(), reason="holds"))
     log = SimpleNamespace(
-        num_by_reason=Counter(), num_actions=Counter(), num_failed=0, num_errors=0, last=record, latest_of={"a": record}
+        num_by_reason=Counter(),
+        num_actions=Counter(),
+        num_failed=0,
+        num_errors=0,
+        last=record,
+        latest_of={"a": record},
+        held_s=lambda model: 0.0,
     )
     yield from described(PlannerPage(cast(Any, log), cast(Any, fleet)).collect(), "driver")
     yield from described(FilesPage({}).collect(), "driver")

@@ -65,10 +65,9 @@ def test_ports_are_those_of_the_configuration(tmp_path: Path) -> None:
     path, tokens = tmp_path / "slipstream.yaml", tmp_path / "tokens.yaml"
     assert CliRunner().invoke(tokens_command, ["add", str(tokens), "prometheus", "--role", "read"]).exit_code == 0
     path.write_text(
-        text.replace("/opt/slipstream/models/slipstream-demo", str(demo)).replace(
-            "/run/secrets/keys.yaml", str(FOLDER.parent / "access" / "keys.example.yaml")
-        ).replace("/run/secrets/tokens.yaml", str(tokens)
-        )
+        text.replace("/opt/slipstream/models/slipstream-demo", str(demo))
+        .replace("/run/secrets/keys.yaml", str(FOLDER.parent / "access" / "keys.example.yaml"))
+        .replace("/run/secrets/tokens.yaml", str(tokens))
     )
     config = load_config(path)
     slipstream = COMPOSE["services"]["slipstream"]
