@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 
@@ -226,7 +225,7 @@ class ApiFront:
         context = exchange.context
         self._begin_trace(request, context)
         context.session = session_in(request.headers)
-        status, call, began_s = 500, None, time.monotonic()
+        status, hooked = 500, None
         try:
             if not is_open and request.method != "OPTIONS":
                 context.caller = self._access.keys.authenticate(request)
@@ -235,7 +234,8 @@ class ApiFront:
             if decodes and b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
                 await decode_body(request, self._max_body_bytes)
             if self._hooks is not None:
-                call = await self._hooks.before(request, exchange)
+                hooked = self._hooks.begin(request, exchange)
+                await hooked.before()
             await routes(request, exchange)
             status = exchange.status
         except HttpError as error:
@@ -247,8 +247,8 @@ class ApiFront:
             raise
         finally:
             self._metrics.responses[status] += 1
-            if call is not None and self._hooks is not None:
-                self._hooks.after(call, status, began_s)
+            if hooked is not None:
+                hooked.after(status)
             if context.trace is not None and self._tracer is not None:
                 self._tracer.end(context.trace, status, exchange.request_id)
 
