@@ -17,9 +17,10 @@ from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.ray.bundles import pool_resources
 from slipstream.cluster.supervisor.members import router_member
 from slipstream.cluster.supervisor.members.actor_handles import first_death, reason_of
-from slipstream.cluster.supervisor.members.actors import ProcessLocation, source_of
+from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.group_member import GroupMember
+from slipstream.cluster.supervisor.members.model_sources import source_of
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel
 from slipstream.cluster.supervisor.members.router_member import MAX_PORT_TRIES, RouterMember
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
