@@ -152,7 +152,7 @@ class RouterHost(ProcessHost, RouterCalls):
         expected: Mapping[str, ByName[ExpectedWorkers]],
         repository: ByName[RepositoryConfig],
         instances_path: Path | None,
-        keeper: Path | None,
+        holder_path: Path | None,
         is_ending: bool,
         kv_budget_bytes: int | None,
     ) -> None:
@@ -165,7 +165,7 @@ class RouterHost(ProcessHost, RouterCalls):
             settings_of(config),
             [source for model in map(settings_of, models) for source in sources_of(model, workers)],
             worker_token,
-            holder_path=keeper,
+            holder_path=holder_path,
             is_ending=is_ending,
             kv_budget_bytes=kv_budget_bytes,
             repository=settings_of(repository),
