@@ -58,7 +58,7 @@ router/api/anthropic router/api/admin router/api/ui
 router/api/pages
 router/language_backends/settings router/language_backends/generation router/language_backends/forms
 router/language_backends
-router/extensions router/frontends router
+router/extensions router/front router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
 workers/models/weights workers/models/general/graph workers/models/general/attention
