@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from slipstream.router.instances.frames.frame_reader import FrameError, Json
@@ -28,10 +29,21 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostWelcome:
-    """`address` is for instances: `unix:PATH` or `HOST:PORT`. Each router has a higher `epoch` than those before it."""
+    """`address` is for instances: `unix:PATH` or `HOST:PORT`. Each router has a higher `epoch` than those before it.
+    `usage_s`: how often it wants a `usage`; 0: never, as routers before this field."""
 
     address: str
     epoch: int
+    usage_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """What the process of a launch takes ("": that of the host): seconds of processors since it began, memory now."""
+
+    launch: str
+    cpu_seconds: float
+    resident_memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +102,34 @@ def _text(head: Json, name: str) -> str:
 
 
 def host_welcome_head(welcome: HostWelcome) -> Json:
-    return {"type": "host_welcome", "address": welcome.address, "epoch": welcome.epoch}
+    return {
+        "type": "host_welcome",
+        "address": welcome.address,
+        "epoch": welcome.epoch,
+        "usage_s": welcome.usage_s,
+    }
 
 
 def host_welcome(head: Json) -> HostWelcome:
     """Raises FrameError."""
     try:
-        return HostWelcome(head["address"], head["epoch"])
-    except KeyError as error:
+        return HostWelcome(head["address"], head["epoch"], float(head.get("usage_s", 0.0)))
+    except (KeyError, TypeError, ValueError) as error:
         raise FrameError(f"a bad host_welcome: {error!r}") from error
+
+
+def usage_head(processes: Iterable[ProcessUsage]) -> Json:
+    shown = [[one.launch, one.cpu_seconds, one.resident_memory_bytes] for one in processes]
+    return {"type": "usage", "processes": shown}
+
+
+def usage_of(head: Json) -> dict[str, ProcessUsage]:
+    """By launch. Raises FrameError."""
+    try:
+        found = [ProcessUsage(str(launch), float(cpu_s), int(memory)) for launch, cpu_s, memory in head["processes"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FrameError(f"a bad usage: {error!r}") from error
+    return {one.launch: one for one in found}
 
 
 def instance_hello(head: Json) -> InstanceHello:

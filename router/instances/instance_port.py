@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from slipstream.router.instances.frames.frame_connection import FrameConnection
 from slipstream.router.instances.greeting import MAX_HELLO_BYTES, Greeting
 from slipstream.router.instances.host_link import HostLink
-from slipstream.router.instances.host_messages import HostHello, HostWelcome, InstanceHello, host_welcome_head
+from slipstream.router.instances.host_messages import (
+    HostHello,
+    HostWelcome,
+    InstanceHello,
+    ProcessUsage,
+    host_welcome_head,
+)
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.instance_owner import InstanceOwner, PortObserver
 from slipstream.router.instances.launches import Launches
@@ -24,6 +30,7 @@ from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
 
 BACKLOG = 512
 BEAT_S = 5.0
+USAGE_S = 5.0  # how often hosts say what their processes take
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,15 @@ class HostStatus:
     node_ip: str
     memory_id: str
     num_instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """What the process of a host takes (None: it has not said so yet), and those of its instances."""
+
+    name: str
+    own: ProcessUsage | None
+    instances: tuple[tuple[StartInstance, ProcessUsage], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +149,11 @@ class InstancePort:
         ]
 
     @property
+    def usage(self) -> list[HostUsage]:
+        """What the processes of connected hosts take, as they have said last."""
+        return [self._usage_of(host) for host in self._launches.hosts.values()]
+
+    @property
     def host_names(self) -> Collection[str]:
         """Of those that are connected."""
         return self._launches.hosts.keys()
@@ -163,13 +184,18 @@ class InstancePort:
         host = HostLink(hello, connection, self._config.token, self._launches)
         connection.receiver = host
         address = connection.local_address or f"unix:{self._config.unix_path}"
-        connection.send(host_welcome_head(HostWelcome(address, self._epoch)))
+        connection.send(host_welcome_head(HostWelcome(address, self._epoch, USAGE_S)))
         self._launches.host_came(host, hello.running, time.monotonic())
 
     def instance_came(self, hello: InstanceHello, connection: FrameConnection) -> None:
         """For `Greeting`."""
         connection.allow_frames_of(self._config.max_frame_bytes)
         self._launches.instance_came(hello, connection)
+
+    def _usage_of(self, host: HostLink) -> HostUsage:
+        links = self._launches.links
+        instances = [(links[launch].start, usage) for launch, usage in host.usage.items() if launch in links]
+        return HostUsage(host.name, host.usage.get(""), tuple(instances))
 
     def _connection(self) -> FrameConnection:
         return FrameConnection(self._greeting, MAX_HELLO_BYTES, self._connections)

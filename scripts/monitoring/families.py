@@ -25,6 +25,7 @@ from slipstream.router.observability.metric_families import MODEL_LABEL
 from slipstream.router.observability.metrics_page import MetricsPage
 from slipstream.router.observability.model_metrics import model_families
 from slipstream.router.observability.store_metrics import store_families
+from slipstream.router.observability.tensor_metrics.instance_usage import instance_usage_families
 from slipstream.router.observability.tensor_metrics.machine_families import add_machine_families
 from slipstream.router.observability.tensor_metrics.machine_reading import MachineReading
 from slipstream.router.observability.tensor_metrics.metric_lines import MetricLines
@@ -128,6 +129,7 @@ def _of_router() -> Iterator[MetricDescription]:
     yield from described(model_families(ModelCounts(), snapshot), "router", MODEL_LABEL)
     yield from described(page.front_families(), "router")
     yield from described(EndpointCounts().families(), "router")
+    yield from described(instance_usage_families(()), "router")
     yield from described(asyncio.run(store_families(cast(Any, SampleStore()), front)), "router")
 
 

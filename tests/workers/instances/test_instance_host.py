@@ -96,6 +96,39 @@ async def test_an_instance_runs_executes_and_finalizes(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_a_host_says_what_it_and_each_instance_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.router.instances.instance_port.USAGE_S", 0.05)
+    async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher()):
+        link, owner = await ready_instance(lab)
+        await until(lambda: bool(lab.port.usage[0].instances))
+        [host] = lab.port.usage
+        assert host.name == "a"
+        assert host.own is not None
+        assert host.own.cpu_seconds > 0
+        [(start, usage)] = host.instances
+        assert start is link.start
+        assert usage.cpu_seconds > 0
+        assert usage.resident_memory_bytes > 1_000_000
+        link.stop(30.0)
+        await owner.next("disconnected")
+        await owner.next("ended")
+        assert lab.port.usage[0].instances == ()
+
+
+@in_loop
+async def test_a_router_that_wants_no_usage_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.router.instances.instance_port.USAGE_S", 0.0)
+    async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher()):
+        link, owner = await ready_instance(lab)
+        link.execute(1, [REQUEST])  # by a connection of its own; the host has had time to speak
+        await owner.next("executed")
+        assert lab.port.usage[0].own is None
+        link.stop(30.0)
+        await owner.next("disconnected")
+        await owner.next("ended")
+
+
+@in_loop
 async def test_a_process_that_dies_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher("die"), str(tmp_path)):
         link, owner = await ready_instance(lab)
