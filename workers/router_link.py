@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slipstream.router.process.link_tls import LinkTlsConfig
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.router.protocol.messages import (
     Hello,
     Ping,

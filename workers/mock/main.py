@@ -12,7 +12,7 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.process.link_tls import LinkTlsConfig
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.router.process.log_format import log_to_stderr
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.mock_profile import MockProfile

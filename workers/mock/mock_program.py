@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
-from slipstream.router.process.link_tls import LinkTlsConfig
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.router.protocol.block_hash import model_key
 from slipstream.router.protocol.messages import (
     Ping,

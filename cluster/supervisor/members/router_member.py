@@ -43,6 +43,7 @@ from slipstream.router.status.tensor_signals import TensorSignals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
+from slipstream.router.tls.client_tls import ClientTlsConfig
 
 ROUTER_MODULES = ("slipstream.router.router",)
 REPOSITORY_MODULES = ("slipstream.router.tensor_models", "slipstream.router.api.kserve.grpc.grpc_server")
@@ -91,10 +92,11 @@ class RouterMember:
         self._is_leaving = False  # it is unready for good
         self._is_ending = False  # it drains for the last time
 
-    def show_admin_api(self, url: str) -> None:
+    def show_admin_api(self, url: str, tls: ClientTlsConfig) -> None:
         """The page for people calls the admin API there, unless the configuration names another; "": there is none."""
         if not self._config.ui.admin_url:
-            self._config = dataclasses.replace(self._config, ui=dataclasses.replace(self._config.ui, admin_url=url))
+            ui = dataclasses.replace(self._config.ui, admin_url=url, admin_tls=tls)
+            self._config = dataclasses.replace(self._config, ui=ui)
 
     def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
         """The ports that clients know from the router of the previous driver."""
