@@ -358,7 +358,7 @@ class Supervisor:
     async def _live_as_group(self, managed: ManagedGroup) -> str:
         group = managed.member
         managed.asked_epoch = 0
-        group.reserve()
+        await group.reserve()
         waiting = asyncio.create_task(self._tell_if_pending(managed))
         try:
             await self._launch(managed)
