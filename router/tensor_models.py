@@ -151,7 +151,8 @@ class TensorModels:
 
     async def wait_loaded(self) -> None:
         """Until all models of the start have been tried. Raises InferError if one has failed and that is to end the
-        server, RepositoryError if the repository cannot be read, ValueError for `load_models` that make no sense."""
+        server, RepositoryError if the repository cannot be read, ValueError for settings of models that it does not
+        have."""
         await self._is_loaded.wait()
         if self._failure is not None:
             raise self._failure
