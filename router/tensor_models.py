@@ -39,6 +39,7 @@ from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import RepositoryError
+from slipstream.router.observability.certificate_metrics import CertificateHolder
 from slipstream.router.observability.tensor_metrics.instance_usage import instance_usage_families
 from slipstream.router.observability.tensor_metrics.tensor_metrics_page import TensorMetricsPage
 from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
@@ -168,6 +169,11 @@ class TensorModels:
         """What is in use: hosts, instances, requests that they have, places in shared memory. But for hosts, launches
         and the limit, all returns to zero when nothing runs."""
         return {**asdict(self.port.ledger), **asdict(self.pool.usage)}
+
+    @property
+    def certificates(self) -> dict[str, CertificateHolder | None]:
+        """By port."""
+        return {"grpc": self._grpc}
 
     def leave(self) -> None:
         """Be unready from now on, by either protocol."""

@@ -82,6 +82,7 @@ OVERVIEW = Dashboard(
         HIT_RATE,
         panel("HTTP answers", "reqps", (rate("slipstream:http_responses_total", "", "status"), "{{status}}")),
         panel("Open connections", "short", ("slipstream:http_connections", "")),
+        panel("Certificates expire in", "s", ("slipstream:certificate_expiry_timestamp_seconds - time()", "{{port}}")),
         panel(
             "Workers by role",
             "short",

@@ -19,6 +19,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import TensorMetricsConfig
 from slipstream.router.machine.gpu_reader import GpuReading
+from slipstream.router.observability.certificate_metrics import certificate_family
 from slipstream.router.observability.endpoint_metrics import EndpointCounts
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
 from slipstream.router.observability.metric_families import MODEL_LABEL
@@ -130,6 +131,7 @@ def _of_router() -> Iterator[MetricDescription]:
     yield from described(page.front_families(), "router")
     yield from described(EndpointCounts().families(), "router")
     yield from described(instance_usage_families(()), "router")
+    yield from described((certificate_family({}),), "router")
     yield from described(asyncio.run(store_families(cast(Any, SampleStore()), front)), "router")
 
 
