@@ -29,11 +29,13 @@ from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, SequenceFlags
 from slipstream.router.tensors.infer_service import Submission
 from slipstream.router.tensors.tensor import Tensor
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.instances.instance_host import InstanceHost
 
 TIMEOUT_S = 20.0
 TOKEN = "secret"
+NO_TLS = LinkTlsConfig()
 HEAD = """
 import os, time
 import numpy as np
@@ -84,6 +86,7 @@ class RepositoryLab:
     config: RepositoryConfig
     path: str  # of the port
     sockets: Sequence[socket.socket] = ()  # of the port, for hosts in other networks
+    tls: LinkTlsConfig = NO_TLS  # on these
     service: TensorService = field(init=False)
     repository: RepositoryService = field(init=False)
     port: InstancePort = field(init=False)
@@ -145,7 +148,7 @@ class RepositoryLab:
         """The port and the repository, of the first router or of the next one."""
         self.service = TensorService()
         away_s = 2.0 if self.sockets else 10.0
-        config = InstancePortConfig(TOKEN, self.path, away_s=away_s, num_hosts=self.config.hosts)
+        config = InstancePortConfig(TOKEN, self.path, away_s=away_s, num_hosts=self.config.hosts, tls=self.tls)
         self.port = InstancePort(config, self.pool, self, self.sockets)
         further = self.config.backend_directory
         options = ReadOptions(
@@ -162,7 +165,12 @@ class RepositoryLab:
 
 @asynccontextmanager
 async def repository_lab(
-    tmp_path: Path, models: Mapping[str, tuple[str, str]], *, sockets: Sequence[socket.socket] = (), **settings: Any
+    tmp_path: Path,
+    models: Mapping[str, tuple[str, str]],
+    *,
+    sockets: Sequence[socket.socket] = (),
+    tls: LinkTlsConfig = NO_TLS,
+    **settings: Any,
 ) -> AsyncIterator[RepositoryLab]:
     """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already.
     With `sockets`, hosts come from elsewhere. At the end nothing of them may be left."""
@@ -170,7 +178,7 @@ async def repository_lab(
     folder.mkdir(exist_ok=True)
     config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
     pool, path = RegionPool(64 << 20), str(tmp_path / "port")
-    lab = RepositoryLab(folder, pool, config, path, sockets)
+    lab = RepositoryLab(folder, pool, config, path, sockets, tls)
     for name, (text, code) in models.items():
         lab.write(name, text, code)
     await lab.listen()
