@@ -33,6 +33,7 @@ from slipstream.router.instances.instance_port import BACKLOG, InstancePort, Ins
 from slipstream.router.language_backends.generation.generation_run import Generations
 from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
 from slipstream.router.language_backends.model_links import ModelLinks
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
@@ -237,7 +238,8 @@ class TensorModels:
 
     async def _serve_metrics(self, front: Front, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         config = self._config.metrics
-        page = self.metrics_page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
+        counts = ServiceMetrics(self.service, self.repository.cache)
+        page = self.metrics_page = TensorMetricsPage(counts, pool, config, self._gpus_of_hosts)
         await page.start()
         cleanup.push_async_callback(page.stop)
         front.serve_tensor_metrics(page.render)
@@ -248,6 +250,9 @@ class TensorModels:
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         return Endpoint(config.host or self._host, port)
+
+    def _gpus_of_hosts(self) -> list[GpuReading]:
+        return [gpu for host in self.port.usage for gpu in host.gpus]
 
     async def _load(self) -> None:
         try:

@@ -8,7 +8,7 @@ from slipstream.router.instances.frames.frame_connection import FrameConnection
 from slipstream.router.instances.frames.frame_reader import FrameError, Json, Payload
 from slipstream.router.instances.host_messages import (
     HostHello,
-    ProcessUsage,
+    UsageReport,
     instance_end,
     instance_secret,
     start_fields,
@@ -33,7 +33,7 @@ class HostLink:
         self.node_ip = hello.node_ip
         self.memory_id = hello.memory_id
         self.connection = connection
-        self.usage: dict[str, ProcessUsage] = {}  # the latest, by launch; "": the host's own
+        self.usage = UsageReport()  # the latest
         self._token = token
         self._keeper = keeper
 

@@ -22,6 +22,7 @@ from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.instance_owner import InstanceOwner, PortObserver
 from slipstream.router.instances.launches import Launches
 from slipstream.router.instances.messages import StartInstance
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.tensor_memory.mapped_files import MappedFiles
 from slipstream.router.tensor_memory.region_pool import RegionPool
@@ -63,11 +64,13 @@ class HostStatus:
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """What the process of a host takes (None: it has not said so yet), and those of its instances."""
+    """What the process of a host takes (None: it has not said so yet), those of its instances, and the GPUs of its
+    machine."""
 
     name: str
     own: ProcessUsage | None
     instances: tuple[tuple[StartInstance, ProcessUsage], ...]
+    gpus: tuple[GpuReading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +202,9 @@ class InstancePort:
 
     def _usage_of(self, host: HostLink) -> HostUsage:
         links = self._launches.links
-        instances = [(links[launch].start, usage) for launch, usage in host.usage.items() if launch in links]
-        return HostUsage(host.name, host.usage.get(""), tuple(instances))
+        processes = host.usage.processes
+        instances = [(links[launch].start, usage) for launch, usage in processes.items() if launch in links]
+        return HostUsage(host.name, processes.get(""), tuple(instances), host.usage.gpus)
 
     def _connection(self) -> FrameConnection:
         return FrameConnection(self._greeting, MAX_HELLO_BYTES, self._connections)

@@ -19,7 +19,7 @@ from slipstream.workers.instances.backend_launcher import BackendLauncher
 from slipstream.workers.instances.host_config import InstanceHostConfig, router_address
 from slipstream.workers.instances.instance_table import InstanceTable
 from slipstream.workers.instances.launch_command import Launcher
-from slipstream.workers.instances.process_usage import process_usage
+from slipstream.workers.instances.process_usage import UsageReader
 from slipstream.workers.instances.python_launcher import PythonLauncher
 from slipstream.workers.instances.router_relay import RouterRelay
 from slipstream.workers.instances.router_session import RouterSession, connect
@@ -46,6 +46,7 @@ class InstanceHost:
         self._relay = RouterRelay(self._router, config.router_tls) if self._uses_tls else None
         self._instances_address = config.router
         self._grace_s = 0.0
+        self._usage = UsageReader()
         self._usage_s = 0.0  # how often the router wants to know
         self._warning = ""
         self._stopping = asyncio.Event()
@@ -74,6 +75,7 @@ class InstanceHost:
             await self._obey()
         finally:
             logs.cancel()
+            self._usage.close()
             self._table.stop_all(self._grace_s)
             await self._table.wait_empty()
             if self._session is not None:
@@ -159,8 +161,8 @@ class InstanceHost:
         """Says what the processes take, as often as the router wants to know, until it is cancelled."""
         await self.is_connected.wait()
         while self._usage_s > 0:
-            taken = await asyncio.to_thread(list, process_usage({"": os.getpid(), **self._table.pids}))
-            session.connection.send(usage_head(taken))
+            report = await asyncio.to_thread(self._usage.read, {"": os.getpid(), **self._table.pids})
+            session.connection.send(usage_head(report))
             await asyncio.sleep(self._usage_s)
 
     def _warn(self, text: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -198,6 +198,20 @@ def test_gpus_are_told_apart_by_their_uuid() -> None:
     assert found["nv_gpu_utilization", (("gpu_uuid", "GPU-1"),)] == 0.5
     assert found["nv_gpu_power_usage", (("gpu_uuid", "GPU-1"),)] == 30.5
     assert not any(name in ("nv_gpu_power_limit", "nv_cpu_utilization") for name, _ in found)
+
+
+def test_the_gpus_of_other_machines_are_shown_and_each_once() -> None:
+    here, there = GpuReading("GPU-1", 0.5), [GpuReading("GPU-1", 0.4), GpuReading("GPU-2", 0.2)]
+
+    def shown(config: TensorMetricsConfig) -> dict[str, float]:
+        with RegionPool() as pool:
+            page = TensorMetricsPage(Source(), pool, config, lambda: there)
+            page._machine = MachineReading(gpus=(here,))
+            found = samples(page.render().decode())
+        return {labels[0][1]: value for (name, labels), value in found.items() if name == "nv_gpu_utilization"}
+
+    assert shown(replace(NO_PORT, gpu=True)) == {"GPU-1": 0.5, "GPU-2": 0.2}
+    assert shown(NO_PORT) == {}
 
 
 def test_processes_of_instances_and_of_their_hosts_are_told_apart() -> None:
