@@ -21,7 +21,7 @@ from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.dispatch.service import GenerationService
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.scaling.instance_scaling import InstanceScaling
@@ -136,7 +136,7 @@ class TensorModels:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         if config.endpoints.is_on:
             self._endpoints = TensorEndpoints(
-                config.endpoints, self.server, pool, access, front.flow.bodies, front.ping_s
+                config.endpoints, self.server, pool, access, front.apis.flow.bodies, front.apis.ping_s
             )
             front.serve_endpoints(self._endpoints)
         front.show_tensor_requests(self.service.history)
@@ -151,7 +151,8 @@ class TensorModels:
 
     async def wait_loaded(self) -> None:
         """Until all models of the start have been tried. Raises InferError if one has failed and that is to end the
-        server, RepositoryError if the repository cannot be read, ValueError for `load_models` that make no sense."""
+        server, RepositoryError if the repository cannot be read, ValueError for settings of models that it does not
+        have."""
         await self._is_loaded.wait()
         if self._failure is not None:
             raise self._failure
@@ -196,7 +197,7 @@ class TensorModels:
     ) -> VersionFactory:
         named = self._config.language_models
         self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
-        flow = front.flow
+        flow = front.apis.flow
         generations = Generations(flow.lookup, flow.preparation, service, front.counts)
         self._language = LanguageContext(generations, self._links, cache)
         return partial(LanguageVersion, self._language)

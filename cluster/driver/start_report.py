@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.driver.curl_target import CurlTarget
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 from slipstream.router.api.ui.built_page import is_built
 
@@ -26,10 +27,11 @@ def first_request(config: ClusterConfig, state: ClusterState) -> Iterator[str]:
     if config.router.ui.enabled and config.router.admin.port is None and is_built():
         yield f"Page: {state.url}/ui/"
     yield f"Ready at {state.url} (Ctrl-C to stop). Try:"
+    curl = CurlTarget.of(state.url, config.router.http.tls)
     if config.has_model:
-        yield f"  curl -N {state.url}/v1/chat/completions {_chat(config, key)}"
+        yield f"  curl {curl.options}-N {curl.url}/v1/chat/completions {_chat(config, key)}"
     if config.repository.is_on:
-        yield f"  curl -X POST {state.url}/v2/repository/index{key}"
+        yield f"  curl {curl.options}-X POST {curl.url}/v2/repository/index{key}"
     yield ""
 
 

@@ -13,6 +13,7 @@ from slipstream.router.batching.resources.rate_limiter import RateLimiter
 from slipstream.router.batching.resources.resource_pool import counts_by_device
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.config.unknown_models import unknown_models
 from slipstream.router.infer.model_loads import ModelLoads
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
@@ -87,8 +88,8 @@ class RepositoryService:
 
     async def start(self) -> None:
         """Loads the models of the start, `load_threads` at a time. Raises InferError for one that could not be loaded
-        if that is to end the server, RepositoryError if the repository cannot be read, ValueError for `load_models`
-        that make no sense."""
+        if that is to end the server, RepositoryError if the repository cannot be read, ValueError for settings of
+        models that it does not have."""
         config = self._config
         self._is_starting = True  # the server is unready until all have been tried
         try:
@@ -110,6 +111,8 @@ class RepositoryService:
             if config.exit_on_error:
                 raise
             log.error("the repository cannot be read: %s", error.cause)
+        else:
+            self._check_settings()
         names = models_at_start(config.control_mode, self._names, config.load_models)
         asked = await self._asked_before()
         names = [name for name in dict.fromkeys((*names, *asked)) if asked.get(name, AS_IT_IS) is not None]
@@ -120,6 +123,13 @@ class RepositoryService:
                 await self._loads.load_in(loads, name, own.config_json, own.files)
 
             return await asyncio.gather(*map(load, names), return_exceptions=True)
+
+    def _check_settings(self) -> None:
+        """Raises ValueError if one is for a model that the repository does not have, and will not have."""
+        for text in unknown_models(self._config, self._names):
+            if self._config.exit_on_error and self._config.control_mode == "none":
+                raise ValueError(text)
+            log.warning("%s", text)
 
     async def _asked_before(self) -> dict[str, ExplicitLoad | None]:
         """What clients of an earlier router have loaded or unloaded (None)."""

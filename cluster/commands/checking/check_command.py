@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from slipstream.cluster.commands.checking.repository_problems import problems_in_repository
+from slipstream.cluster.commands.checking.repository_problems import named_models, problems_in_repository
 from slipstream.cluster.commands.checking.start_check import lacks_here, taken_addresses
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
@@ -71,6 +71,8 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
     is_folder = config.repository.is_on and isinstance(path, Path) and path.is_dir()  # which may be served meanwhile
     taken = [] if elsewhere else list(taken_addresses(config))
     refusals = [*(() if is_folder else taken), *(() if elsewhere else lacks_here(config, machine))]
+    named = named_models(config.repository)
+    refusals += named.refusals
     outputs: list[str] = []
     for key, alone in models_by_key(config):
         found = examine_text(alone)
@@ -83,7 +85,7 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
     is_refused = config.repository.control_mode == "none" and config.repository.exit_on_error
     problems, remarks = (of_models, []) if is_refused else ([], of_models)
     if not refusals and not problems:
-        for remark in (*remarks, *(f"{path}: {address}" for address in taken)):
+        for remark in (*remarks, *(f"{path}: {text}" for text in (*taken, *named.warnings))):
             console.warning(remark)
         for warning in warnings_about(config, machine):
             console.warning(files.named(f"{path}: {warning}"))

@@ -6,18 +6,26 @@ import asyncio
 import os
 import secrets
 import sys
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 import click
 
 from slipstream.cluster.tools.conformance.conformance_run import run_checks
 from slipstream.cluster.tools.conformance.router_end import TOKEN_VARIABLE, RouterEnd
+from slipstream.cluster.tools.conformance.worker_output import WorkerOutput
 
 
 @click.command("conformance", context_settings={"ignore_unknown_options": True})
 @click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT", help="Where it waits.")
 @click.option("--model", default="conformance", show_default=True, help="The model that the worker is to name.")
+@click.option(
+    "--worker-output",
+    type=click.File("w+b", lazy=False),
+    help="A file for what COMMAND prints; without it, its last lines are shown after a rule that is broken.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def conformance_command(listen: str, model: str, command: tuple[str, ...]) -> None:
+def conformance_command(listen: str, model: str, worker_output: BinaryIO | None, command: tuple[str, ...]) -> None:
     """Check whether a worker keeps the protocol (docs/protocol).
 
     COMMAND starts it, behind --; {router} and {model} in it are replaced, and the secret is in
@@ -30,10 +38,13 @@ def conformance_command(listen: str, model: str, command: tuple[str, ...]) -> No
     if not host or not port.isdecimal() or int(port) > 65535:
         raise click.UsageError(f"--listen: expected HOST:PORT, got {listen!r}")
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
-    sys.exit(asyncio.run(checked(RouterEnd(model, token, command), host, int(port), token)))
+    with worker_output or TemporaryFile() as file:
+        output = WorkerOutput(file)
+        end = RouterEnd(model, token, command, output)
+        sys.exit(asyncio.run(checked(end, output, host, int(port), token)))
 
 
-async def checked(end: RouterEnd, host: str, port: int, token: str) -> int:
+async def checked(end: RouterEnd, output: WorkerOutput, host: str, port: int, token: str) -> int:
     """Prints each result. Returns the exit code: 0 if the worker keeps all rules."""
     try:
         address = await end.listen(host, port)
@@ -44,6 +55,7 @@ async def checked(end: RouterEnd, host: str, port: int, token: str) -> int:
     num_failed = 0
     try:
         async for result in run_checks(end, address):
+            printed = output.news()
             if result.skipped:
                 click.echo(f"skip  {result.name}: {result.skipped}")
             elif result.problem is None:
@@ -51,6 +63,8 @@ async def checked(end: RouterEnd, host: str, port: int, token: str) -> int:
             else:
                 num_failed += 1
                 click.echo(f"FAIL  {result.name}: {result.problem}\n      {' '.join(result.rule.split())}")
+                for line in printed:
+                    click.echo(f"      worker: {line}")
     except OSError as error:
         raise click.UsageError(f"the worker cannot be started: {error}") from error
     finally:

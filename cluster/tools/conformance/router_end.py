@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from slipstream.cluster.tools.conformance.attempt_answer import ConformanceError
 from slipstream.cluster.tools.conformance.worker_connection import WorkerConnection
+from slipstream.cluster.tools.conformance.worker_output import WorkerOutput
 from slipstream.router.protocol.messages import Hello
 from slipstream.router.registry.hello_check import why_refused
 
@@ -21,12 +22,13 @@ TOKEN_VARIABLE = "SLIPSTREAM_WORKER_TOKEN"
 
 class RouterEnd:
     """`command` starts the worker; `{router}` and `{model}` in it are replaced. Without one, a worker that is started
-    by hand is waited for."""
+    by hand is waited for. What a worker that is started here prints goes to `output`; None: to the terminal."""
 
-    def __init__(self, model: str, token: str, command: Sequence[str] = ()) -> None:
+    def __init__(self, model: str, token: str, command: Sequence[str] = (), output: WorkerOutput | None = None) -> None:
         self.model = model
         self._token = token
         self._command = command
+        self._output = output.file if output is not None else None
         self._arrived: asyncio.Queue[WorkerConnection] = asyncio.Queue()
         self._server: asyncio.Server | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -54,7 +56,9 @@ class RouterEnd:
             return
         command = [part.format(router=address, model=self.model) for part in self._command]
         environment = {**os.environ, TOKEN_VARIABLE: self._token}
-        self._process = await asyncio.create_subprocess_exec(*command, env=environment)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdout=self._output, stderr=self._output, env=environment
+        )
 
     async def until_exited(self, timeout_s: float = END_S) -> int:
         """The exit code of the worker that was started here. Raises ConformanceError if it goes on."""

@@ -49,19 +49,19 @@ ASK_AGAIN = "no-cache"
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file with what is sent of it. `zipped` is None where it would not be smaller."""
+    """A file with what is sent of it. `zipped` is None where it would not be smaller. `tag` is of its contents."""
 
     content_type: str
     data: bytes
     zipped: bytes | None
-    etag: str
+    tag: str
 
     @classmethod
     def of(cls, name: str, data: bytes) -> PageFile:
         content_type = TYPES.get(Path(name).suffix, "application/octet-stream")
         zipped = gzip.compress(data, 9, mtime=0)
-        etag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-        return cls(content_type, data, zipped if len(zipped) < len(data) else None, etag)
+        tag = hashlib.sha256(data).hexdigest()[:32]
+        return cls(content_type, data, zipped if len(zipped) < len(data) else None, tag)
 
 
 class PageFiles:
@@ -96,15 +96,24 @@ class PageFiles:
         if found is None:
             raise HttpError(404, f"The page has no file {name[:64]!r}.", code="not_found")
         caching = FOR_EVER if name.startswith(HASHED) else ASK_AGAIN
-        headers = [*HEADERS, ("etag", found.etag), ("cache-control", caching)]
-        if found.etag.encode() in request.headers.get(b"if-none-match", b""):
+        headers = [*HEADERS, ("cache-control", caching)]
+        data, etag = found.data, f'"{found.tag}"'
+        if found.zipped is not None and takes_gzip(request.headers.get(b"accept-encoding", b"")):
+            # Other bytes have another tag, and a 304 says nothing of an encoding.
+            data, etag = found.zipped, f'"{found.tag}-gzip"'
+        headers.append(("etag", etag))
+        if matches(request.headers.get(b"if-none-match", b""), etag.encode()):
             exchange.respond(304, b"", found.content_type, headers)
             return
-        data = found.data
-        if found.zipped is not None and takes_gzip(request.headers.get(b"accept-encoding", b"")):
-            data = found.zipped
+        if data is found.zipped:
             headers.append(("content-encoding", "gzip"))
         exchange.respond(200, data, found.content_type, headers)
+
+
+def matches(if_none_match: bytes, etag: bytes) -> bool:
+    """Whether the tag is listed, as RFC 9110 compares it: weak tags count as strong ones, and `*` is any tag."""
+    listed = [tag.strip() for tag in if_none_match.split(b",")]
+    return listed == [b"*"] or etag in [tag.removeprefix(b"W/") for tag in listed]
 
 
 def takes_gzip(accept_encoding: bytes) -> bool:

@@ -59,3 +59,41 @@ def test_where_the_cluster_starts_all_the_same_faults_of_models_are_warnings(bro
     assert code == 0
     assert "warning" in output
     assert "max_batch_size" in output
+
+
+def with_settings(tmp_path: Path, settings: str) -> str:
+    version = tmp_path / "models/good/1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text("class TritonPythonModel:\n    pass\n")
+    (version.parent / "config.pbtxt").write_text('backend: "python"')
+    (tmp_path / "c.yaml").write_text(f"repository: {{paths: [models], {settings}}}")
+    return str(tmp_path / "c.yaml")
+
+
+def test_a_setting_of_a_model_that_never_comes_is_a_fault(tmp_path: Path) -> None:
+    path = with_settings(tmp_path, "instances: {good: {count: 2}, godo: {count: 2}}")
+    code, output = checked(path)
+    assert code == 2
+    assert f"{path}: repository.instances.godo: the repository has no model 'godo'" in output
+    assert "instances.good:" not in output
+
+
+@pytest.mark.parametrize("mode", ["control_mode: poll", "control_mode: explicit", "exit_on_error: false"])
+def test_a_setting_of_a_model_that_may_come_later_is_a_warning(tmp_path: Path, mode: str) -> None:
+    code, output = checked(with_settings(tmp_path, f"{mode}, instances: {{godo: {{count: 2}}}}"))
+    assert code == 0
+    assert "warning" in output
+    assert "repository.instances.godo: the repository has no model 'godo'" in output
+
+
+def test_a_model_to_load_at_the_start_has_to_be_there(tmp_path: Path) -> None:
+    code, output = checked(with_settings(tmp_path, "control_mode: explicit, load_models: [good, godo]"))
+    assert code == 2
+    assert "repository.load_models.1: the repository has no model 'godo'" in output
+
+
+def test_an_endpoint_without_its_model_is_a_warning(tmp_path: Path) -> None:
+    code, output = checked(with_settings(tmp_path, "endpoints: {embeddings: {vectors: {model: godo}, good: {}}}"))
+    assert code == 0
+    assert "repository.endpoints.embeddings.vectors: the repository has no model 'godo'" in output
+    assert "embeddings.good:" not in output

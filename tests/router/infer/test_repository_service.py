@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
@@ -354,6 +356,20 @@ async def test_a_model_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
         lab.write("wrong", PLAIN, DOUBLE)
         await lab.repository.load("wrong")
         assert shown_models(lab) == [("wrong", "1", "READY", "")]
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+@in_loop
+async def test_settings_of_a_model_that_never_comes_end_the_start_unless_it_goes_on_all_the_same(
+    tmp_path: Path, is_refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, object] = {"control_mode": "none", "load_models": (), "exit_on_error": is_refused}
+    settings["instances"] = {"duoble": InstanceCountsConfig(count=2)}
+    text = "repository.instances.duoble: the repository has no model 'duoble'"
+    with pytest.raises(ValueError, match=text) if is_refused else contextlib.nullcontext():
+        async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}, **settings) as lab:
+            assert lab.repository.is_server_ready()
+    assert (text in caplog.text) == (not is_refused)
 
 
 @in_loop

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from slipstream.cluster.tools.conformance import router_end, worker_connection
+from slipstream.cluster.tools.conformance import checks, conformance_run, router_end, worker_connection
+from slipstream.cluster.tools.conformance.conformance_command import conformance_command
 from slipstream.cluster.tools.conformance.conformance_run import CheckResult, run_checks
 from slipstream.cluster.tools.conformance.router_end import RouterEnd
 
@@ -82,3 +84,21 @@ def test_a_rule_that_a_worker_breaks_is_named(
     worker = tmp_path / "worker.py"
     worker.write_text(source.replace(text, instead))
     assert problem in (results_of(worker, rule)[rule].problem or "")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_a_worker_prints_is_shown_only_after_a_rule_that_it_breaks(
+    is_broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_connection, "WAIT_S", 1.0)
+    monkeypatch.setattr(conformance_run, "CHECKS", (checks.has_full_credits, checks.answers_pings))
+    pong = "self.send(PONG, fields[0])"
+    worker, kept = tmp_path / "worker.py", tmp_path / "kept.log"
+    instead = "print('a ping', flush=True)" + ("" if is_broken else f"; {pong}")
+    worker.write_text("print('it starts', flush=True)\n" + WORKER.read_text(encoding="utf-8").replace(pong, instead))
+    command = ["--", sys.executable, str(worker), "{router}", "{model}"]
+    result = CliRunner().invoke(conformance_command, ["--worker-output", str(kept), *command])
+    assert result.exit_code == (1 if is_broken else 0)
+    assert ("worker: a ping" in result.output) == is_broken
+    assert "it starts" not in result.output  # which the greeting, that was right, is about
+    assert kept.read_text().splitlines()[:2] == ["it starts", "a ping"]

@@ -65,7 +65,7 @@ def test_the_page_is_served_with_a_policy_that_allows_no_other_host_and_no_inlin
     run(main)
 
 
-def test_files_are_compressed_for_who_can_read_that_and_not_sent_again(built: Path) -> None:
+def test_files_are_compressed_for_clients_that_can_read_that(built: Path) -> None:
     async def main() -> None:
         async with serving(built) as client:
             path = "/ui/assets/index-3fa9.js"
@@ -81,12 +81,32 @@ def test_files_are_compressed_for_who_can_read_that_and_not_sent_again(built: Pa
             assert zipped.headers["content-encoding"] == "gzip"
             assert len(raw) < len(SCRIPT) / 5
             assert gzip.decompress(raw) == SCRIPT
-            same = await client.get(path, headers={"If-None-Match": plain.headers["etag"]})
-            assert (same.status_code, same.content, "content-length" in same.headers) == (304, b"", False)
-            other = await client.get(path, headers={"If-None-Match": '"other"'})
-            assert other.status_code == 200
             (built / "assets" / "index-3fa9.js").write_bytes(b"changed")
             assert (await client.get(path)).content == SCRIPT  # read once
+
+    run(main)
+
+
+def test_a_file_is_not_sent_again_to_a_cache_that_has_it_in_the_same_encoding(built: Path) -> None:
+    async def main() -> None:
+        async with serving(built) as client:
+            path = "/ui/assets/index-3fa9.js"
+            tags = {}
+            for encoding in ("identity", "gzip"):
+                first = await client.get(path, headers={"Accept-Encoding": encoding})
+                tag = tags[encoding] = first.headers["etag"]
+                assert first.headers["vary"] == "accept-encoding"
+                for listed in (tag, f"W/{tag}", f'"other", {tag}', f'{tag},"other"', "*"):
+                    asked = {"Accept-Encoding": encoding, "If-None-Match": listed}
+                    same = await client.get(path, headers=asked)
+                    assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag), listed
+                    assert {"content-length", "content-encoding"}.isdisjoint(same.headers)
+                for listed in ('"other"', f'"x{tag[1:]}', tag.strip('"'), f'{tag[:-1]}-br"', ""):
+                    asked = {"Accept-Encoding": encoding, "If-None-Match": listed}
+                    assert (await client.get(path, headers=asked)).status_code == 200, listed
+            assert tags["identity"] != tags["gzip"]  # both are strong, and the bytes are not the same
+            crossed = {"Accept-Encoding": "gzip", "If-None-Match": tags["identity"]}
+            assert (await client.get(path, headers=crossed)).status_code == 200
 
     run(main)
 
