@@ -205,6 +205,25 @@ def test_pages_have_no_grave_faults_of_accessibility(open_page: OpenPage, place:
     assert grave_faults(page, axe) == []
 
 
+def test_changes_are_begun_and_given_up_by_keyboard_alone(open_page: OpenPage) -> None:
+    from tests.support.browser.keyboard import focused, tab_to
+
+    page = open_page("cluster")
+    page.get_by_role("rowheader", name="decode-0").wait_for()
+    dialog = page.get_by_role("dialog")
+    for button, first in (("Scale", "prefill workers"), ("Drain decode-0", "Cancel")):
+        tab_to(page, button)
+        page.keyboard.press("Enter")
+        dialog.wait_for()
+        assert focused(page) == first
+        for _ in range(6):  # more than the dialog has
+            page.keyboard.press("Tab")
+            assert focused(page) == "" or dialog.locator(":focus").count() == 1
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        assert focused(page) == button
+
+
 def test_the_playground_is_used_by_keyboard_alone(open_page: OpenPage) -> None:
     from tests.support.browser.keyboard import tab_to
 
