@@ -7,8 +7,10 @@ export function Dialog(props: { title: string; onClose: () => void; children: Co
   const title = useId();
   useLayoutEffect(() => {
     const before = document.activeElement;
-    dialog.current?.showModal();
+    const shown = dialog.current;
+    shown?.showModal();
     return () => {
+      shown?.close(); // until then, what is behind it takes no focus
       if (before instanceof HTMLElement) before.focus();
     };
   }, []);
