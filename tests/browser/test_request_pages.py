@@ -115,6 +115,19 @@ def test_a_request_is_found_by_filters_and_shows_where_its_time_went(open_page: 
     assert page.get_by_label("Outcome").input_value() == "stop"  # the filter is in the address
 
 
+@pytest.mark.parametrize(("models", "kind"), [([], "infer"), ([{"id": "writer"}], "generate")])
+def test_the_list_opens_on_the_kind_of_the_models_that_there_are(
+    open_page: OpenPage, models: list[dict[str, str]], kind: str
+) -> None:
+    from playwright.sync_api import expect
+
+    page = open_page("cluster")
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": models}))
+    page.goto(page.url.replace("#/cluster", "?#/requests"))
+    give_key(page)
+    expect(page.get_by_label("Kind")).to_have_value(kind)
+
+
 def test_requests_have_no_grave_faults_of_accessibility(open_page: OpenPage) -> None:
     from tests.support.browser.accessibility import grave_faults
     from tests.support.browser.built_page import require_axe
