@@ -163,7 +163,7 @@ class Driver:
         ]
         common = Deployment(config, token, self._log_dir, session.may_span_nodes)
         router = RouterMember(deployments or [common], session.node_id, self._guardian.holder)
-        router.settings.show_admin_api(self._state.operator_url)
+        router.settings.show_admin_api(self._state.operator_url, self._state.operator_tls)
         if self._before is None:
             ExplicitLoads.beside(instances_path(config.name)).forget()
         if (before := self._before) is not None:

@@ -13,6 +13,7 @@ from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.process.addresses import Addresses, RepositoryAddresses
+from slipstream.router.tls.client_tls import ClientTlsConfig
 
 MAX_PORT_TRIES = 5  # because the last incarnation may still hold its ports for a moment
 
@@ -27,10 +28,11 @@ class RouterSettings:
         self.repository: RepositoryConfig = with_downloads(cluster.repository, cluster.model_cache)
         self._num_ports_taken = 0  # how many times in a row
 
-    def show_admin_api(self, url: str) -> None:
+    def show_admin_api(self, url: str, tls: ClientTlsConfig) -> None:
         """The page for people calls the admin API there, unless the configuration names another; "": there is none."""
         if not self.config.ui.admin_url:
-            self.config = dataclasses.replace(self.config, ui=dataclasses.replace(self.config.ui, admin_url=url))
+            ui = dataclasses.replace(self.config.ui, admin_url=url, admin_tls=tls)
+            self.config = dataclasses.replace(self.config, ui=ui)
 
     def tolerate_failed_models(self) -> None:
         """Models of the repository that cannot be loaded do not end later incarnations."""
