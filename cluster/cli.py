@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": "slipstream.cluster.tools.bench.bench_command:bench_command",
     "check": "slipstream.cluster.commands.checking.check_command:check_command",
     "conformance": "slipstream.cluster.tools.conformance.conformance_command:conformance_command",
+    "dashboards": "slipstream.cluster.commands.dashboards_command:dashboards_command",
     "down": "slipstream.cluster.commands.down_command:down_command",
     "drain": "slipstream.cluster.commands.fleet_commands:drain_command",
     "explain": "slipstream.cluster.commands.explain_command:explain_command",

@@ -23,7 +23,7 @@ from slipstream.router.config.router_config import RouterConfig, TlsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.service import GenerationService
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.frontends.front_link import FrontLink
 from slipstream.router.frontends.front_messages import DispatcherMessage
 from slipstream.router.frontends.front_pool import FrontPool

@@ -17,7 +17,7 @@ from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.readiness import ClusterReadiness, ModelReadiness
 from slipstream.router.dispatch.service import GenerationService
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.frontends.front_pool import FrontPool
 from slipstream.router.frontends.front_setup import FrontModel
 from slipstream.router.model_files.text_copy import keep_text

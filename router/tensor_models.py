@@ -21,7 +21,7 @@ from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.dispatch.service import GenerationService
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.scaling.instance_scaling import InstanceScaling
@@ -140,8 +140,8 @@ class TensorModels:
                 self.server,
                 pool,
                 access,
-                front.flow.bodies,
-                front.ping_s,
+                front.apis.flow.bodies,
+                front.apis.ping_s,
                 config.http.restricted,
             )
             front.serve_endpoints(self._endpoints)
@@ -203,7 +203,7 @@ class TensorModels:
     ) -> VersionFactory:
         named = self._config.language_models
         self._links = ModelLinks(front.catalog, service, service.worker_port, self._models, self.wanted, named)
-        flow = front.flow
+        flow = front.apis.flow
         generations = Generations(flow.lookup, flow.preparation, service, front.counts)
         self._language = LanguageContext(generations, self._links, cache)
         return partial(LanguageVersion, self._language)

@@ -26,7 +26,7 @@ kernels/linear/gpu kernels/moe/gpu kernels/sampling/gpu kernels/gpu
 kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_transfer/shared_memory kv_transfer/ucx
 kv_transfer/nccl kv_transfer/transports kv_transfer
 
-router/process router/structured_output/regex router/structured_output/json_schema
+router/machine router/process router/tls router/structured_output/regex router/structured_output/json_schema
 router/protocol/messages router/protocol
 router/tensors router/batching/resources router/batching/responses router/batching
 router/config router/model_files router/model_files/sources
@@ -58,7 +58,7 @@ router/api/anthropic router/api/admin router/api/ui
 router/api/pages
 router/language_backends/settings router/language_backends/generation router/language_backends/forms
 router/language_backends
-router/extensions router/frontends router
+router/extensions router/front router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
 workers/models/weights workers/models/general/graph workers/models/general/attention

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.messages import (
     Hello,
     Ping,
@@ -20,6 +19,7 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.process.inbox import Inbox, InboxFull
 from slipstream.workers.process.keep_alive import keep_alive

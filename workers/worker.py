@@ -61,7 +61,7 @@ from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.telemetry.engine_build import build_of, expert_rows
 from slipstream.workers.telemetry.expert_load import expert_load
-from slipstream.workers.telemetry.process_usage import ProcessUsage
+from slipstream.workers.telemetry.rank_usage import GroupUsage, RankUsageSampler
 from slipstream.workers.telemetry.reporter import Reporter
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_timer import time_steps
@@ -109,6 +109,7 @@ class Worker:
         self._has_predecessor = predecessor is not None
         self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
         self._meeting: MeetingPoint | None = None
+        self._usage = GroupUsage()
         self._reporter = Reporter(config.name, config.role, () if predecessor is None else predecessor.startup_s)
         self._lock = threading.Lock()  # guards the fields below; while it is held, `_loop` is open or None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -244,7 +245,8 @@ class Worker:
             engine, profile = self._compute(build, config.role, parts)
             rows = expert_rows(parts.runner.model)
             load = expert_load(rows, config.tp, expert_parallel=config.engine.expert_parallel)
-            stats = StatsCollector(engine, transfers, expert_load=load, usage=ProcessUsage())
+            stack.enter_context(RankUsageSampler(0, parts.runner.kv.device, self._usage.take))
+            stats = StatsCollector(engine, transfers, expert_load=load, usage=self._usage)
             steps = StepSampler(profile)
             serving: RoleName | None = config.role
             while serving is not None:
@@ -325,7 +327,7 @@ class Worker:
         ranks = self._meeting.gather()
         for rank in ranks:
             stack.callback(rank.close)
-            rank.listen(self._transfer_ended, self._group_broken)
+            rank.listen(self._transfer_ended, self._usage.take, self._group_broken)
         return ranks
 
     def _await_ranks(self, ranks: list[RemoteRank], parts: RankParts) -> tuple[TransferAddress, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ class AdminServer:
     """The port of the API. It listens from the start of the cluster, so early callers wait until the API is served."""
 
     def __init__(self, config: AdminApiConfig, port: int) -> None:
-        """Starts to listen. Raises OSError if it cannot."""
+        """Starts to listen. Raises OSError if it cannot, TlsFileError if its certificate cannot be used."""
+        self.tls = config.tls.server_tls() if config.tls.is_on else None
         self.sockets = listening_at(config.host, port, BACKLOG)
         self.port: int = self.sockets[0].getsockname()[1]
 
@@ -33,16 +35,19 @@ class AdminServer:
 async def operating(port: AdminServer, parts: DriverParts) -> AsyncIterator[None]:
     """Serves the API while the context is open."""
     # In a thread, because the import takes longer than the loop should be blocked.
-    server = await asyncio.to_thread(_web_server, parts)
+    server = await asyncio.to_thread(_web_server, parts, port.tls.context if port.tls is not None else None)
     task = asyncio.create_task(server.serve(sockets=port.sockets), name="admin-api")
+    watch = asyncio.create_task(port.tls.watch(), name="certificate") if port.tls is not None else None
     try:
         yield
     finally:
+        if watch is not None:
+            watch.cancel()
         server.should_exit = True
         await task
 
 
-def _web_server(parts: DriverParts) -> UvicornServer:
+def _web_server(parts: DriverParts, tls: ssl.SSLContext | None) -> UvicornServer:
     from slipstream.cluster.admin_api.uvicorn_server import web_server
 
-    return web_server(parts)
+    return web_server(parts, tls)

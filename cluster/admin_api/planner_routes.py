@@ -88,6 +88,14 @@ def planner_families(log: DecisionLog) -> Iterator[Metric]:
         for figure, value in record.decision.seen:
             seen.add_metric([*([model] if by_model else []), figure], value)
     yield seen
+    held = GaugeMetricFamily(
+        "slipstream:planner_held_seconds",
+        "For how long the planner has been held back in a row, by the latest reason; 0: it is not.",
+        labels=[*by_model, "reason"],
+    )
+    for model, record in log.latest_of.items():
+        held.add_metric([*([model] if by_model else []), record.decision.reason], log.held_s(model))
+    yield held
     predicted = GaugeMetricFamily(
         "slipstream:planner_predicted_attainment",
         "Share of requests that the alternatives would serve in time.",

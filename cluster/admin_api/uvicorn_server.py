@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -26,8 +27,8 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
-def web_server(parts: DriverParts) -> UvicornServer:
-    """A server with the routes of everything that operators can ask of this driver."""
+def web_server(parts: DriverParts, tls: ssl.SSLContext | None = None) -> UvicornServer:
+    """A server with the routes of everything that operators can ask of this driver; over TLS, if there is a context."""
     pages = [FilesPage(parts.files)]
     routers = [planner_routes(parts.decisions, parts.fleet, pages)]
     routers.append(history_routes(parts.changes))
@@ -36,15 +37,16 @@ def web_server(parts: DriverParts) -> UvicornServer:
     if parts.updaters is not None:
         routers.append(update_routes(parts.updaters, parts.tensors))
     app = build_app(parts, routers)
-    return UvicornServer(
-        uvicorn.Config(
-            app,
-            loop="none",
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=GOODBYE_S,
-        )
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GOODBYE_S,
     )
+    config.load()
+    config.ssl = tls  # uvicorn would read the files once; this context takes up renewed ones
+    return UvicornServer(config)

@@ -44,7 +44,7 @@ def history_command(
     """
     since_s = 0.0 if since is None else moment_of(since, time.time())
     with exit_on_command_error(), suppress(KeyboardInterrupt):
-        if cluster.url is None and cluster.name is not None and not _runs(cluster.name):
+        if not cluster.is_elsewhere and cluster.name is not None and not _runs(cluster.name):
             shown = [asdict(one) for one in _ended(cluster.name).latest(last, ChangeFilter(0, since_s, model))]
             show(shown, as_json)
             return

@@ -44,7 +44,7 @@ def add_command(cluster: ClusterChoice, file: Path, as_json: bool) -> None:
     """
     with exit_on_command_error():
         admin = cluster.admin_api()
-        question = {"config": str(file if cluster.url is not None else file.resolve())}
+        question = {"config": str(file if cluster.is_elsewhere else file.resolve())}
         answer = admin.post(PATH, question, STARTS)
         _done(answer, f"added {', '.join(answer['added'])}", as_json)
 

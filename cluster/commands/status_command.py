@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
+from slipstream.cluster.admin_api.client.admin_address import AdminAddress, takes_address
 from slipstream.cluster.admin_api.client.admin_client import client_of
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
-from slipstream.cluster.admin_api.client.cluster_choice import NAME, TOKEN, URL, ClusterChoice, takes_name
+from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.cluster_status import describe, router_status
 from slipstream.cluster.state.model_state import ModelState
@@ -48,19 +49,16 @@ class StatusView:
 @NAME
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
-@URL
-@TOKEN
+@takes_address
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; with --watch, one line each time.")
-def status_command(
-    name: str | None, watch: bool, every: float, url: str | None, token: str | None, as_json: bool
-) -> None:
+def status_command(name: str | None, watch: bool, every: float, address: AdminAddress, as_json: bool) -> None:
     """Show the clusters whose drivers run on this machine, the one called NAME, or one on another machine."""
     with exit_on_command_error(), suppress(KeyboardInterrupt):
-        for ended in run_state.sweep(run_state.run_folder()) if url is None else ():
+        for ended in run_state.sweep(run_state.run_folder()) if address.url is None else ():
             console.warning(f"{ended.name} has ended: {ended.last_words}")
-        elsewhere = ClusterChoice(None, url, token).admin_api() if url is not None else None
+        elsewhere = address.client() if address.url is not None else None
         while True:
-            looks = views(name, elsewhere, url)
+            looks = views(name, elsewhere, address.url)
             if as_json:
                 click.echo(json.dumps([look.as_dict() for look in looks], indent=None if watch else 1))
             else:

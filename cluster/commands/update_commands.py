@@ -106,12 +106,12 @@ def update_command(
         with exit_on_command_error():
             show(cluster.admin_api().get(path_of("", model)), as_json)
         return
-    question = {"config": str(config if cluster.url is not None else config.resolve()), **options}
+    question = {"config": str(config if cluster.is_elsewhere else config.resolve()), **options}
     goes_on = options["auto"] or options["steps"]
     until = set[str]() if goes_on else {"mirror"} if options["mirror"] is not None else {"canary"}
     with exit_on_command_error():
-        admin = cluster.admin_api(_name_in(config) if cluster.url is None else None)
-        if cluster.url is None:
+        admin = cluster.admin_api(_name_in(config) if not cluster.is_elsewhere else None)
+        if not cluster.is_elsewhere:
             _fetch_models(config)
         begun = admin.post(path_of("", model), question, READ)
         follow(admin, begun, as_json, model, until=until, detach=detach)

@@ -20,6 +20,7 @@ from slipstream.router.config.log_config import LogConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
+from slipstream.router.tls.admin_tls import AdminTlsConfig
 from slipstream.workers.config.worker_config import EngineConfig
 
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")  # also a file name, and no option
@@ -74,7 +75,8 @@ class RestartConfig:
 class AdminApiConfig:
     """Where the driver serves the admin API. `port` 0: any free port, which `slipstream status` shows; null: no admin
     API. `token_file` holds the token that callers must present; by default that is a random one, in the state file,
-    which only this user can read. `tokens_file` has further ones, with names and roles (`token_file.py`)."""
+    which only this user can read. `tokens_file` has further ones, with names and roles (`token_file.py`). Without `tls`
+    it is served over plain HTTP."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -82,6 +84,7 @@ class AdminApiConfig:
     port: int | None = 0
     token_file: str | None = None
     tokens_file: str | None = None
+    tls: AdminTlsConfig = field(default_factory=AdminTlsConfig)
 
     def __post_init__(self) -> None:
         if not self.host:

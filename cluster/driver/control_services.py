@@ -42,7 +42,8 @@ class ControlServices:
         self._changes = ChangeLog.of_cluster(state_file.state.name, console.event)
 
     def listen(self) -> None:
-        """Opens the admin API's port. Raises OSError if it cannot listen, ValueError if its token cannot be read."""
+        """Opens the admin API's port. Raises OSError if it cannot listen, ValueError if its token or its certificate
+        cannot be read."""
         config, before = self._task.config.admin_api, self._task.before
         if config.port is None:
             return
@@ -52,7 +53,9 @@ class ControlServices:
         state.operator_token = before.operator_token if before is not None and is_kept else read_token(config)
         port = config.port or (port_of(before.operator_url) if before is not None else None)
         self._admin_server = AdminServer(config, port or 0)
-        state.operator_url = url_of("http", Endpoint(config.host, self._admin_server.port))
+        scheme = "https" if config.tls.is_on else "http"
+        state.operator_url = url_of(scheme, Endpoint(config.host, self._admin_server.port))
+        state.operator_tls = config.tls.caller
 
     @asynccontextmanager
     async def managing(self, cluster: SupervisedCluster) -> AsyncIterator[ManagedModels]:

@@ -163,13 +163,13 @@ class Driver:
         ]
         common = Deployment(config, token, self._log_dir, session.may_span_nodes)
         router = RouterMember(deployments or [common], session.node_id, self._guardian.holder)
-        router.show_admin_api(self._state.operator_url)
+        router.settings.show_admin_api(self._state.operator_url, self._state.operator_tls)
         if self._before is None:
             ExplicitLoads.beside(instances_path(config.name)).forget()
         if (before := self._before) is not None:
-            router.stay_at(port_of(before.url), port_of(before.admin_url))
-            router.stay_at_for_tensors(port_of(before.grpc_url), port_of(before.tensor_metrics_url))
-            router.tolerate_failed_models()
+            router.settings.stay_at(port_of(before.url), port_of(before.admin_url))
+            router.settings.stay_at_for_tensors(port_of(before.grpc_url), port_of(before.tensor_metrics_url))
+            router.settings.tolerate_failed_models()
         reporter = StatusReporter(self._console, self._state_file, own, config.router.http.tls.is_on)
         supervisor = Supervisor(config, router, reporter, instance_hosts(common, router))
         reporter.fleet = fleet = ClusterFleet(supervisor, deployments, session, config.budget, config.num_ranks)

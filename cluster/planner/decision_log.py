@@ -14,10 +14,14 @@ from slipstream.cluster.planner.planner_decision import (
     MoveWorker,
     PlannerAction,
     PlannerDecision,
+    Reason,
     RemoveWorker,
     SetInstances,
     SwitchRole,
 )
+
+# Reasons for which the planner leaves undone what it would do, or waits for what it has begun.
+HELD_BACK: frozenset[Reason] = frozenset({"backed_off", "best_there_is", "changing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class DecisionLog:
         self.num_actions: Counter[str] = Counter()
         self.num_failed = 0  # actions
         self.num_errors = 0  # looks that came to nothing: no router, or a planner that broke
+        self._held_since: dict[str, float] = {}  # by model: unix seconds of the first of the latest holds in a row
 
     def add(
         self, decision: PlannerDecision, unix_s: float, failed: tuple[str, ...] = (), model: str = ""
@@ -74,6 +79,10 @@ class DecisionLog:
         record = DecisionRecord(self.num_by_reason.total() + 1, unix_s, decision, failed, model)
         self._all.append(record)
         self.latest_of[model] = record
+        if decision.reason in HELD_BACK:
+            self._held_since.setdefault(model, unix_s)
+        else:
+            self._held_since.pop(model, None)
         if decision.actions:
             self._changes.append(record)
         self.num_by_reason[decision.reason] += 1
@@ -87,6 +96,11 @@ class DecisionLog:
     def latest(self, limit: int, *, changes_only: bool = False) -> list[DecisionRecord]:
         """The last one first."""
         return list(islice(reversed(self._changes if changes_only else self._all), limit))
+
+    def held_s(self, model: str) -> float:
+        """For how long all decisions about it have been of `HELD_BACK`; 0: the last one was not."""
+        since_s = self._held_since.get(model)
+        return 0.0 if since_s is None else max(self.latest_of[model].unix_s - since_s, 0.0)
 
     @property
     def last(self) -> DecisionRecord | None:

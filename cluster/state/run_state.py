@@ -30,6 +30,7 @@ from slipstream.cluster.state.model_state import ModelPhase, ModelState, StateOf
 from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.router.config.router_config import MAX_UNIX_PATH_BYTES
 from slipstream.router.protocol.messages import Role
+from slipstream.router.tls.client_tls import ClientTlsConfig
 
 SOON_S = 0.05
 AGAIN_S = 5.0  # after which a file that could not be written is tried again
@@ -84,6 +85,7 @@ class ClusterState:
     tensor_metrics_url: str = ""
     operator_url: str = ""
     operator_token: str = ""
+    operator_tls: ClientTlsConfig = field(default_factory=ClientTlsConfig)  # where that URL is https
     driver: int = 0
     driver_started: float = 0.0
     wanted: dict[Role, int] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class ClusterState:
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""
-        hidden = ("operator_token", "served", "tried", "further", "asked")
+        hidden = ("operator_token", "operator_tls", "served", "tried", "further", "asked")
         shown = {key: value for key, value in asdict(self).items() if key not in hidden}
         return shown | {"models": [self._shown(model) for model in self.models]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import MemberState
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
-from slipstream.cluster.supervisor.group_monitor import GroupMonitor
+from slipstream.cluster.supervisor.incarnations import Incarnations
 from slipstream.cluster.supervisor.managed import (
     Managed,
     ManagedGroup,
@@ -27,10 +26,9 @@ from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.supervisor.members.actor_handles import reason_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group, InstanceHostControl, Member, RouterControl
-from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
-from slipstream.cluster.supervisor.router_monitor import RouterMonitor
+from slipstream.cluster.supervisor.restart_policy import GiveUp
+from slipstream.cluster.supervisor.supervised_members import SupervisedMembers
 from slipstream.cluster.supervisor.supervised_model import SupervisedModel
-from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 
@@ -38,7 +36,6 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Member)
 
 NOT_SERVING: tuple[MemberState, ...] = ("new", "pending", "starting", "dead", "failed")
-PENDING_AFTER_S = 1.0
 OVERDUE_S = 15.0  # on top of `drain_timeout_s`, at which a worker ends its drain by itself
 
 
@@ -48,9 +45,6 @@ class StartFailed(Exception):  # noqa: N818 - reads as the sentence it carries
 
 class Supervisor:
     """Runs one task per member: launch it, let it serve, wait for its death, ask the policy, repeat.
-
-    The router and the groups come up concurrently. Only their connection has an order: groups serve once the router
-    listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
 
     A group that is to leave, to take the other role or to serve another model gets a `PendingChange`. Its follower
     tells the router, which empties the worker, and tells it again if the worker has reconnected meanwhile. A group that
@@ -65,89 +59,68 @@ class Supervisor:
         instance_hosts: Sequence[InstanceHostControl] = (),
     ) -> None:
         self._config = config
-        self._observer = observer
-        self._models = {one.name: SupervisedModel(one.decode.engine.max_model_len) for one in config.entries()}
-        self.router = ManagedRouter(router, *self._fresh(router))
-        self._monitor = GroupMonitor(self.router, self._serves, self._note)
-        self._router_monitor = RouterMonitor(self.router, self._note)
-        self._groups: dict[str, ManagedGroup] = {}
-        self._instance_hosts = [ManagedInstanceHost(host, *self._fresh(host)) for host in instance_hosts]
-        self._is_settled = False
+        self._members = SupervisedMembers(config, router, observer, instance_hosts)
+        self._incarnations = Incarnations(self._members)
         self._spares_others = False
-        self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
-        self._instance_port: asyncio.Future[RepositoryAddresses] = asyncio.get_running_loop().create_future()
-        self._all_launched = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def _fresh(self, member: Member) -> tuple[RestartPolicy, MemberStatus, float]:
-        status = MemberStatus(member.name, member.role, since=time.time())
-        return RestartPolicy(self._config.restart), status, time.monotonic()
-
-    def _managed(self, group: Group) -> ManagedGroup:
-        managed = ManagedGroup(group, *self._fresh(group))
-        managed.status.model, managed.status.version = group.model, group.version
-        return managed
-
-    def _all(self) -> tuple[ManagedRouter | ManagedInstanceHost | ManagedGroup, ...]:
-        return (self.router, *self._instance_hosts, *self._groups.values())
+    @property
+    def router(self) -> ManagedRouter:
+        return self._members.router
 
     @property
     def members(self) -> list[MemberStatus]:
-        return [managed.status for managed in self._all()]
+        return self._members.statuses
 
     @property
     def groups(self) -> list[ManagedGroup]:
-        return list(self._groups.values())
+        return list(self._members.groups.values())
 
     def group(self, name: str) -> ManagedGroup | None:
-        return self._groups.get(name)
+        return self._members.groups.get(name)
 
     @property
     def expected(self) -> dict[str, ExpectedWorkers]:
         """How many groups of each role are wanted, by model."""
-        by_model: dict[str, list[ManagedGroup]] = {name: [] for name in self._models}
-        for managed in self._groups.values():
-            by_model[managed.member.model].append(managed)
-        return {name: self._models[name].expected(groups, self._is_settled) for name, groups in by_model.items()}
+        return self._members.expected
 
     def add_model(self, name: str, max_model_len: int | None) -> None:
         """Groups of this model may be added from now on."""
-        self._models[name] = SupervisedModel(max_model_len)
+        self._members.models[name] = SupervisedModel(max_model_len)
 
     def is_leaving(self, name: str) -> bool:
         """Whether this model is being removed, or is gone."""
-        model = self._models.get(name)
+        model = self._members.models.get(name)
         return model is None or model.is_leaving
 
     async def end_model(self, name: str, drained: Awaitable[None]) -> None:
         """Ends all groups of a model, and forgets it. Those that the router drains end by themselves and are not
         restarted; one that dies before that is. When `drained` returns, the others are ended."""
-        if name in self._models:
-            self._models[name].is_leaving = True
+        if name in self._members.models:
+            self._members.models[name].is_leaving = True
         try:
             await drained
         finally:
-            groups = [managed for managed in self._groups.values() if managed.member.model == name]
-            await asyncio.gather(*map(self._end, groups))
-            self._models.pop(name, None)
-        await self._tell_wanted()
+            await asyncio.gather(*map(self._end, self._members.of_model(name)))
+            self._members.models.pop(name, None)
+        await self._members.tell_wanted()
 
     async def start(self, groups: Iterable[Group], *, has_served: bool = False) -> None:
         """Starts all members. Returns when every one serves; raises StartFailed if one dies before that. If a cluster
         of several models, or of one beside a repository, `has_served` under an earlier driver, groups are tried again,
         and a model that cannot be started does not hold up the others."""
-        self._spares_others = has_served and (len(self._models) > 1 or self._config.repository.is_on)
+        self._spares_others = has_served and (len(self._members.models) > 1 or self._config.repository.is_on)
         for group in groups:
-            managed = self._groups[group.name] = self._managed(group)
+            managed = self._members.add(group)
             if self._spares_others:
                 managed.policy.added_later()
-        self._observer.wants(self.expected)
-        self._supervise(self.router, self._live_as_router)
-        for host in self._instance_hosts:
-            self._supervise(host, partial(self._live_as_instance_host, host))
-        for managed in self._groups.values():
-            self._supervise(managed, partial(self._live_as_group, managed))
-        await self.unless_failed(asyncio.gather(*map(self._up_or_given_up, self._all())))
+        self._members.observer.wants(self.expected)
+        self._supervise(self.router, self._incarnations.of_router)
+        for host in self._members.instance_hosts:
+            self._supervise(host, partial(self._incarnations.of_instance_host, host))
+        for managed in self._members.groups.values():
+            self._supervise(managed, partial(self._incarnations.of_group, managed))
+        await self.unless_failed(asyncio.gather(*map(self._up_or_given_up, self._members.all())))
 
     async def _up_or_given_up(self, managed: ManagedRouter | ManagedInstanceHost | ManagedGroup) -> None:
         assert managed.supervising_task is not None
@@ -163,7 +136,7 @@ class Supervisor:
             return False
         if managed.came_later or self._config.repository.is_on:
             return True
-        others = [one for one in self._groups.values() if one.member.model != managed.member.model]
+        others = [one for one in self._members.groups.values() if one.member.model != managed.member.model]
         return any(one.status.state != "failed" for one in others)
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
@@ -181,11 +154,11 @@ class Supervisor:
 
     def settle(self) -> None:
         """The deployment has shown that it works: from now on, members that die are always restarted."""
-        self._is_settled = True
-        for model in self._models.values():
+        self._members.is_settled = True
+        for model in self._members.models.values():
             model.has_served = True
-        self._all_launched.set()
-        for managed in self._all():
+        self._incarnations.all_launched.set()
+        for managed in self._members.all():
             managed.policy.cluster_ready()
         self.router.member.tolerate_failed_models()
         self.router.member.keep_standby()
@@ -193,7 +166,7 @@ class Supervisor:
     async def stop(self, *, leaves_clients: bool = False) -> None:
         """Ends all members: first by asking, then by force. The router is not asked if it `leaves_clients` to that of
         the next driver: it would tell them that this is the end."""
-        tasks = [managed.supervising_task for managed in self._all() if managed.supervising_task is not None]
+        tasks = [managed.supervising_task for managed in self._members.all() if managed.supervising_task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,32 +174,30 @@ class Supervisor:
             self.router.ready.clear()
             self.router.member.kill()
         # The router is stopped last: a worker that loses it would look for it instead of ending.
-        stopped = [managed.member.stop() for managed in self._groups.values() if managed.ready.is_set()]
-        stopped += [managed.member.stop() for managed in self._instance_hosts if managed.ready.is_set()]
+        stopped = [managed.member.stop() for managed in self._members.groups.values() if managed.ready.is_set()]
+        stopped += [managed.member.stop() for managed in self._members.instance_hosts if managed.ready.is_set()]
         await asyncio.gather(*stopped)
         if self.router.ready.is_set():
             await self.router.member.stop()
-        for managed in self._all():
+        for managed in self._members.all():
             managed.member.kill()
         self.router.member.end_standby()
-        for group in self._groups.values():
+        for group in self._members.groups.values():
             group.member.release()
 
     async def add(self, groups: list[Group]) -> None:
         """Starts further groups. The router learns of them at once. If they cannot be started, others serve on."""
         for group in groups:
-            assert group.name not in self._groups
-            managed = self._managed(group)
+            managed = self._members.add(group)
             managed.policy.added_later()
             managed.came_later = True
-            self._groups[group.name] = managed
-            self._note(managed, "new", "")
-            self._supervise(managed, partial(self._live_as_group, managed))
-        await self._tell_wanted()
+            self._members.note(managed, "new", "")
+            self._supervise(managed, partial(self._incarnations.of_group, managed))
+        await self._members.tell_wanted()
 
     async def served(self, name: str) -> None:
         """Returns when a group serves, or has been removed meanwhile. Raises StartFailed if it is given up."""
-        managed = self._groups.get(name)
+        managed = self._members.groups.get(name)
         if managed is None:
             return
         await self._up_or_given_up(managed)
@@ -236,11 +207,11 @@ class Supervisor:
     async def remove(self, managed: ManagedGroup, *, migrate: bool) -> None:
         """Drains a group and ends it. If nothing can be running on it yet, it ends at once."""
         managed.pending_change = PendingChange(None, migrate, self._overdue_s())
-        await self._tell_wanted()
+        await self._members.tell_wanted()
         if managed.ready.is_set():
             managed.asked_epoch = 0
             managed.nudge.set()
-            self._note(managed, "draining", "is to leave")
+            self._members.note(managed, "draining", "is to leave")
             return
         await self._end(managed)
 
@@ -252,7 +223,7 @@ class Supervisor:
         if managed.ready.is_set():
             await managed.member.stop()
         managed.member.kill()
-        self._forget(managed)
+        self._members.forget(managed)
 
     async def switch(self, managed: ManagedGroup, role: Role) -> None:
         """Drains a group and lets it come back in the other role. If it is not running, its next start is in that
@@ -263,8 +234,8 @@ class Supervisor:
         managed.status.role = role
         managed.asked_epoch = 0
         managed.nudge.set()
-        self._note(managed, "draining" if was_serving else managed.status.state, f"is to be a {role} worker")
-        await self._tell_wanted()
+        self._members.note(managed, "draining" if was_serving else managed.status.state, f"is to be a {role} worker")
+        await self._members.tell_wanted()
         if not was_serving and managed.status.state not in NOT_SERVING:
             managed.member.cut_off()  # it is still loading, in the old role
 
@@ -278,17 +249,11 @@ class Supervisor:
         (status.model, status.version), status.role = deployment.model, role
         managed.asked_epoch = 0
         managed.nudge.set()
-        self._note(managed, "draining", f"is to serve {status.model}")
-        await self._tell_wanted()
+        self._members.note(managed, "draining", f"is to serve {status.model}")
+        await self._members.tell_wanted()
 
     def _overdue_s(self) -> float:
         return time.monotonic() + self._config.drain_timeout_s + OVERDUE_S
-
-    def _forget(self, managed: ManagedGroup) -> None:
-        managed.member.release()
-        if self._groups.get(managed.status.name) is managed:  # the name may belong to another group by now
-            del self._groups[managed.status.name]
-            self._note(managed, "stopped", "has left the cluster")
 
     def _supervise(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
         managed.supervising_task = asyncio.create_task(
@@ -314,19 +279,19 @@ class Supervisor:
             managed.member.kill()
             if isinstance(managed, ManagedGroup):
                 if has_left:
-                    self._forget(managed)
+                    self._members.forget(managed)
                     return
                 managed.pending_change = None  # it restarts in the role that it was to change to
             now_s = time.monotonic()
             verdict = managed.policy.died(now_s, reason)
             if isinstance(verdict, GiveUp):
-                self._note(managed, "failed", verdict.reason)
-                if not self._is_settled and not self._is_spared(managed):
+                self._members.note(managed, "failed", verdict.reason)
+                if not self._members.is_settled and not self._is_spared(managed):
                     raise StartFailed(f"{managed.status.name}: {verdict.reason}")
-                await self._tell_wanted()
+                await self._members.tell_wanted()
                 return
             managed.status.restarts, managed.last_death = managed.policy.restarts, reason
-            self._note(managed, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
+            self._members.note(managed, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
             if managed.refuses:
                 await self.router.expect(self.expected)
             await asyncio.sleep(verdict.at_s - now_s)
@@ -334,139 +299,6 @@ class Supervisor:
     async def _has_left(self, managed: ManagedGroup) -> bool:
         """Whether a group that has ended is not to come back. One that dies while its model is being removed does: the
         model's requests still run, and the router drains it when they have ended."""
-        return managed.is_leaving or (self._models[managed.member.model].is_leaving and await managed.member.has_left())
-
-    async def _live_as_router(self) -> str:
-        managed = self.router
-        await self._launch(managed)
-        addresses, port = await managed.member.serve(self.expected)
-        self._tell_groups(port)
-        self._tell_instance_hosts(addresses)
-        self._observer.listening(addresses)
-        self._serves(managed, "listening")
-        await self.router.expect(self.expected)  # the numbers may have changed while the router started
-        death, silence = (
-            asyncio.ensure_future(end) for end in (managed.member.death(), self._router_monitor.silence())
+        return managed.is_leaving or (
+            self._members.models[managed.member.model].is_leaving and await managed.member.has_left()
         )
-        try:
-            done, _ = await asyncio.wait([death, silence], return_when=asyncio.FIRST_COMPLETED)
-            return await (death if death in done else silence)
-        finally:
-            death.cancel()
-            silence.cancel()
-
-    async def _live_as_group(self, managed: ManagedGroup) -> str:
-        group = managed.member
-        managed.asked_epoch = 0
-        group.reserve()
-        waiting = asyncio.create_task(self._tell_if_pending(managed))
-        try:
-            await self._launch(managed)
-        finally:
-            waiting.cancel()
-        if all(other.member.locations for other in self._groups.values()):
-            self._all_launched.set()
-        # At the start, groups wait for each other, so that all know how many share a host and take only their share of
-        # its cores.
-        await self._all_launched.wait()
-        while True:
-            reason = await self._serve_as_group(managed)
-            if not managed.is_moving or not await group.has_left():
-                return reason
-            managed.pending_change, managed.asked_epoch = None, 0
-            managed.ready.clear()
-            managed.policy.moved()
-            self._note(managed, "freeing", f"goes on with {managed.status.model}")
-
-    async def _serve_as_group(self, managed: ManagedGroup) -> str:
-        """Returns the reason why the group does not serve its model any more."""
-        group = managed.member
-        await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
-        death = asyncio.ensure_future(group.death())
-        follow = asyncio.ensure_future(self._monitor.follow(managed))
-        try:
-            await asyncio.wait([death, follow], return_when=asyncio.FIRST_COMPLETED)
-            return await death
-        finally:
-            death.cancel()
-            follow.cancel()
-
-    async def _live_as_instance_host(self, managed: ManagedInstanceHost) -> str:
-        host = managed.member
-        await self._launch(managed)
-        router = await asyncio.shield(self._instance_port)
-        await host.serve(router, self.router.member.node_id)
-        self._serves(managed, "connected")
-        return await host.death()
-
-    async def _launch(self, managed: Managed[M]) -> None:
-        before = f", after: {managed.last_death}" if managed.last_death else ""
-        self._note(managed, "starting", f"starting its processes{before}")
-        await managed.member.launch()
-        managed.status.pids = managed.member.pids
-        self._observer.launched(managed.status)
-
-    async def _tell_if_pending(self, managed: ManagedGroup) -> None:
-        room = asyncio.ensure_future(managed.member.room())
-        try:
-            await asyncio.wait([room], timeout=PENDING_AFTER_S)
-            if room.done():
-                return
-            self._note(
-                managed,
-                "pending",
-                f"the Ray cluster has no room for {managed.member.pool.words}; it starts when there is",
-            )
-            await room
-            self._note(managed, "starting", "starting its processes")
-        finally:
-            room.cancel()
-
-    def _serves(self, managed: Managed[M], detail: str) -> None:
-        managed.policy.up(time.monotonic())
-        managed.last_death = ""
-        if isinstance(managed, ManagedGroup) and managed.member.role == "decode":
-            self._models[managed.member.model].has_served = True
-        if managed.status.state != "ready":
-            managed.ready.set()
-            self._note(managed, "ready", detail)
-
-    def _note(self, managed: Managed[M], state: MemberState, detail: str) -> None:
-        status = managed.status
-        if status.state != state:
-            status.state, status.since = state, time.time()
-            managed.since_s = time.monotonic()
-        status.detail = detail
-        status.pids, status.host = managed.member.pids, managed.member.host
-        self._observer.changed(status, self.members)
-
-    async def _tell_wanted(self) -> None:
-        self._observer.wants(self.expected)
-        await self.router.expect(self.expected)
-
-    def _tell_groups(self, port: Endpoint) -> None:
-        if self._worker_port.done():
-            if self._worker_port.result() == port:
-                return
-            for managed in self._groups.values():  # it may be on another node, or have another port
-                managed.member.redirect(port)
-            self._worker_port = asyncio.get_running_loop().create_future()
-        self._worker_port.set_result(port)
-
-    def _tell_instance_hosts(self, at: Addresses) -> None:
-        """They find the next router by themselves, unless it is elsewhere."""
-        if at.repository is None:
-            return
-        if self._instance_port.done():
-            before = self._instance_port.result()
-            if (before.instances, before.instances_path) == (at.repository.instances, at.repository.instances_path):
-                return
-            for managed in self._instance_hosts:
-                managed.member.cut_off()
-            self._instance_port = asyncio.get_running_loop().create_future()
-        self._instance_port.set_result(at.repository)
-
-    def _num_ranks_beside(self, group: Group) -> int:
-        """On that host of the group which has the most."""
-        beside = Counter(place.node_id for other in self._groups.values() for place in other.member.locations)
-        return max(beside[place.node_id] for place in group.locations)

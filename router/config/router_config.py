@@ -13,8 +13,8 @@ from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.config.ui_config import UiConfig
-from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.generation import Levels
+from slipstream.router.tls.link_tls import LinkTlsConfig
 
 ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
 PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]

@@ -19,7 +19,6 @@ from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, EmitScores, Finish, Send
-from slipstream.router.process.link_tls import LinkServerTls
 from slipstream.router.process.listening import listening_at
 from slipstream.router.protocol.messages import (
     Hello,
@@ -76,7 +75,7 @@ class WorkerPort:
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._servers: list[asyncio.Server] = []
-        self._tls = LinkServerTls(config.worker_tls) if config.worker_tls.is_on else None
+        self._tls = config.worker_tls.server_tls("the certificate for workers") if config.worker_tls.is_on else None
         self._listening: Sequence[socket.socket] = ()
         self._beat: asyncio.TimerHandle | None = None
         self._num_pings = 0

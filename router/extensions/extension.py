@@ -47,7 +47,8 @@ class ExtensionCall:
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """A request that is over. `status` is 499 if its client left."""
+    """A request that is over. `status` is 499 if its client left. `seconds` counts from just before the
+    first `before`."""
 
     call: ExtensionCall
     status: int
@@ -63,7 +64,7 @@ class ExtensionRoute(NamedTuple):
 
 
 class Extension:
-    """Made once in each process that faces clients, with its settings. Whatever it does not override costs nothing.
+    """Made once in each process that faces clients, with its settings. A method that is not overridden costs nothing.
 
     All methods run on the event loop: none may block. An exception other than `CallRefusedError` in `before` or a route
     is a 500 and is logged; one in `after` is logged.
@@ -77,7 +78,9 @@ class Extension:
         return ()
 
     async def before(self, call: ExtensionCall) -> None:
-        """Called when the caller is known, before the request is read. It may replace `call.body`."""
+        """Called when the caller is known, before the request is read. It may replace `call.body`. Raise
+        CallRefusedError to refuse the request; later extensions then do not see it."""
 
     def after(self, ended: EndedCall) -> None:
-        """Called when a request that no `before` has refused is over: answered, failed, or left by its client."""
+        """Called once for each request that this extension's `before` has let pass, when the request is over: answered,
+        failed, refused by a later extension, or left by its client."""

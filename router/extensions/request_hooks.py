@@ -1,9 +1,8 @@
-"""Runs the hooks and the routes of extensions."""
+"""Calls the hooks of extensions, and serves their routes."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,12 +13,12 @@ from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, Excha
 from slipstream.router.api.held_exchange import HeldExchange
 from slipstream.router.extensions.extension import (
     CallRefusedError,
-    EndedCall,
     Extension,
     ExtensionCall,
     ExtensionReply,
     ExtensionRoute,
 )
+from slipstream.router.extensions.hooked_request import ExtensionHook, HookedRequest, error_of
 from slipstream.router.http.http_error import HttpError, internal_error
 from slipstream.router.http.reader import Request
 from slipstream.router.process.random_bytes import random_bytes
@@ -33,13 +32,11 @@ class RequestHooks:
     def __init__(self, extensions: Sequence[Extension], routes: ApiRoutes) -> None:
         self._routes = routes
         self._extensions = extensions
-        # What is not overridden is not called.
-        self._before = [one for one in extensions if type(one).before is not Extension.before]
-        self._after = [one for one in extensions if type(one).after is not Extension.after]
+        self._hooks = [hook for hook in map(ExtensionHook, extensions) if hook.has_before or hook.has_after]
 
     @property
     def is_empty(self) -> bool:
-        return not self._before and not self._after
+        return not self._hooks
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Adds their paths. Raises ValueError for one that is taken."""
@@ -51,31 +48,15 @@ class RequestHooks:
                     )
                 routes.add(route.method, route.path, partial(self._serve, route), is_described=False)
 
-    async def before(self, request: Request, exchange: ApiExchange) -> ExtensionCall:
-        """Lets all of them see a request, and takes over what they have changed. Raises HttpError."""
-        call = self._call_of(request, exchange)
-        for extension in self._before:
-            try:
-                await extension.before(call)
-            except CallRefusedError as refused:
-                raise _error_of(refused) from None
-        request.body = call.body
-        return call
-
-    def after(self, call: ExtensionCall, status: int, began_s: float) -> None:
-        """Shows them a request that has ended."""
-        ended = EndedCall(call, status, time.monotonic() - began_s)
-        for extension in self._after:
-            try:
-                extension.after(ended)
-            except Exception:  # the client has its answer
-                log.exception("%s.after failed", type(extension).__name__)
+    def begin(self, request: Request, exchange: ApiExchange) -> HookedRequest:
+        """A request whose caller is known, for the hooks."""
+        return HookedRequest(self._hooks, request, self._call_of(request, exchange))
 
     async def _serve(self, route: ExtensionRoute, request: Request, exchange: ApiExchange) -> None:
         try:
             reply = await route.handler(self._call_of(request, exchange))
         except CallRefusedError as refused:
-            raise _error_of(refused) from None
+            raise error_of(refused) from None
         exchange.respond(reply.status, reply.body, reply.content_type)
 
     def _call_of(self, request: Request, exchange: ApiExchange) -> ExtensionCall:
@@ -107,8 +88,3 @@ class RequestHooks:
             log.exception("a call of an extension failed at %s", path)
             exchange.fail(internal_error())
         return ExtensionReply(exchange.body, exchange.status)
-
-
-def _error_of(refused: CallRefusedError) -> HttpError:
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    return HttpError(refused.status, refused.message, kind=kind, code=refused.code)

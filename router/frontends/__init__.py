@@ -1,2 +1,2 @@
-"""What faces clients: the HTTP front of the API, health, metrics and pages, in the router's process or in several front
-processes in front of one dispatcher. It imports all floors below."""
+"""Several front processes in front of one dispatcher, and the link between them and the router's process. It imports
+all floors below."""

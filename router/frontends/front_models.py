@@ -11,7 +11,7 @@ from dataclasses import replace
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.model_text import read_served
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
-from slipstream.router.frontends.api_front import ApiFront
+from slipstream.router.front.api_front import ApiFront
 from slipstream.router.frontends.front_messages import LoadModel, ModelChange, ModelLoaded, NameModel, RemoveModel
 from slipstream.router.frontends.front_setup import FrontModel
 

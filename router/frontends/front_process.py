@@ -28,7 +28,7 @@ import uvloop
 from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
 from slipstream.router.api.ui.live_pages import LIVE_PATH
-from slipstream.router.frontends.api_front import ApiFront
+from slipstream.router.front.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
 from slipstream.router.frontends.front_live import FrontLive
 from slipstream.router.frontends.front_messages import (

@@ -18,7 +18,7 @@ from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.observer import C, NullObserver
 from slipstream.router.http.owner import Admittance, OwnedConnection
 from slipstream.router.http.reader import CheckCaller, Request
-from slipstream.router.http.tls import ServerTls
+from slipstream.router.http.tls import http_tls
 from slipstream.router.process.listening import cannot_listen, close_all, listening_at
 
 BACKLOG = 2048
@@ -72,7 +72,7 @@ class HttpServer(Generic[C]):
         self._shares_port = shares_port
         self._count = count
         self._unix_socket = unix_socket
-        self._tls = ServerTls(config.tls) if config.tls.is_on else None
+        self._tls = http_tls(config.tls) if config.tls.is_on else None
         self._watch: asyncio.Task[None] | None = None  # of the certificate
         self._acceptors: list[Acceptor] = []
         self._connections: set[OwnedConnection] = set()

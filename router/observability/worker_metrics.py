@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from slipstream.router.observability.step_metrics import STEP_COUNTERS
+from slipstream.router.observability.usage_metrics import usage_families
 from slipstream.router.status.status import Snapshot, WorkerStatus
 
 
@@ -36,7 +37,7 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
                     named[event].add_metric(who, value)
                 elif not event.startswith(STEP_COUNTERS):
                     counted.add_metric([*who, event], value)
-    return iter((credits, pages, *named.values(), counted))
+    return iter((credits, pages, *named.values(), counted, *usage_families(workers)))
 
 
 def _named_families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
@@ -52,16 +53,6 @@ def _named_families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
         "retained_pages": GaugeMetricFamily(
             "slipstream:worker_retained_pages",
             "Pages that are held for conversations that will probably come back, in use or cached.",
-            labels=labels,
-        ),
-        "cpu_seconds": CounterMetricFamily(
-            "slipstream:worker_cpu_seconds",
-            "Seconds of processors that a worker's first process has taken; as old as its last work.",
-            labels=labels,
-        ),
-        "resident_memory_bytes": GaugeMetricFamily(
-            "slipstream:worker_resident_memory_bytes",
-            "Memory that a worker's first process occupies; as old as its last work.",
             labels=labels,
         ),
     }

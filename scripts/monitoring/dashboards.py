@@ -12,6 +12,7 @@ M = 'model_name=~"$model"'
 W = f'{M},worker=~"$worker"'
 T = 'tenant=~"$tenant"'
 N = 'model=~"$model"'
+NEEDS_NVML = "Where workers have GPUs of NVIDIA and the extra nvml."
 
 
 def rate(metric: str, matchers: str, *by: str) -> str:
@@ -27,6 +28,10 @@ def quantiles(title: str, metric: str) -> Panel:
     shown = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
     queries = [(f"histogram_quantile({share}, {buckets})", f"{{{{model_name}}}} {name}") for share, name in shown]
     return panel(title, "s", *queries)
+
+
+def of_gpus(title: str, unit: str, what: str) -> Panel:
+    return panel(title, unit, (f"slipstream:worker_gpu_{what}{{{W}}}", "{{worker}} rank {{rank}}"), about=NEEDS_NVML)
 
 
 TTFT = quantiles("Time to first token", "vllm:time_to_first_token_seconds")
@@ -127,8 +132,16 @@ ONE_WORKER = Dashboard(
             (rate("slipstream:worker_events_total", f'{W},event="preemptions"', "worker"), "{{worker}}"),
         ),
         panel("Hand-offs under way", "short", (total("slipstream:worker_leases", W, "worker"), "{{worker}}")),
-        panel("Processors", "short", (rate("slipstream:worker_cpu_seconds_total", W, "worker"), "{{worker}}")),
-        panel("Memory", "bytes", (f"slipstream:worker_resident_memory_bytes{{{W}}}", "{{worker}}")),
+        panel(
+            "Processors",
+            "short",
+            (rate("slipstream:worker_cpu_seconds_total", W, "worker", "rank"), "{{worker}} rank {{rank}}"),
+        ),
+        panel("Memory", "bytes", (f"slipstream:worker_resident_memory_bytes{{{W}}}", "{{worker}} rank {{rank}}")),
+        of_gpus("GPU busy", "percentunit", "utilization"),
+        of_gpus("GPU memory in use", "bytes", "memory_used_bytes"),
+        of_gpus("GPU power", "watt", "power_watts"),
+        of_gpus("GPU temperature", "celsius", "temperature_celsius"),
         panel("Predicted service times", "s", (f"slipstream:worker_predicted_seconds{{{W}}}", "{{worker}} {{what}}")),
         panel("First tokens, times later than predicted", "short", (f"slipstream:worker_reality{{{W}}}", "{{worker}}")),
     ),
@@ -198,6 +211,7 @@ PLANNER = Dashboard(
             ("rate(slipstream:planner_errors_total[$__rate_interval])", "errors"),
             ("rate(slipstream:planner_failed_actions_total[$__rate_interval])", "refused"),
         ),
+        panel("Held back for", "s", ("slipstream:planner_held_seconds", "{{model_name}} {{reason}}"), red_above=1800),
         panel("Load that was planned for", "short", ("slipstream:planner_seen", "{{figure}}")),
         panel(
             "Predicted attainment",

@@ -18,6 +18,7 @@ from slipstream.cluster.repository.files_metrics import FilesPage
 from slipstream.router.access.access import Access
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import TensorMetricsConfig
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.observability.endpoint_metrics import EndpointCounts
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
 from slipstream.router.observability.metric_families import MODEL_LABEL
@@ -25,7 +26,7 @@ from slipstream.router.observability.metrics_page import MetricsPage
 from slipstream.router.observability.model_metrics import model_families
 from slipstream.router.observability.store_metrics import store_families
 from slipstream.router.observability.tensor_metrics.machine_families import add_machine_families
-from slipstream.router.observability.tensor_metrics.machine_reading import GpuReading, MachineReading
+from slipstream.router.observability.tensor_metrics.machine_reading import MachineReading
 from slipstream.router.observability.tensor_metrics.metric_lines import MetricLines
 from slipstream.router.observability.tensor_metrics.tensor_metrics_page import TensorMetricsPage
 from slipstream.router.observability.tracing.tracer import TraceCounts
@@ -50,6 +51,8 @@ UNITS = (
     ("attainment", "share"),
     ("power_usage", "watts"),
     ("power_limit", "watts"),
+    ("watts", "watts"),
+    ("celsius", "degrees Celsius"),
     ("energy_consumption", "joules"),
 )
 
@@ -141,9 +144,15 @@ def _of_driver() -> Iterator[MetricDescription]:
     state = SimpleNamespace(num_prefill=1, num_decode=1)
     one = SimpleNamespace(state=lambda: state)
     fleet = SimpleNamespace(state=lambda: state, models=("a", "b"), of_model=lambda _: one)
-    record = SimpleNamespace(decision=SimpleNamespace(seen=(), alternatives=()))
+    record = SimpleNamespace(decision=SimpleNamespace(seen=(), alternatives=(), reason="holds"))
     log = SimpleNamespace(
-        num_by_reason=Counter(), num_actions=Counter(), num_failed=0, num_errors=0, last=record, latest_of={"a": record}
+        num_by_reason=Counter(),
+        num_actions=Counter(),
+        num_failed=0,
+        num_errors=0,
+        last=record,
+        latest_of={"a": record},
+        held_s=lambda model: 0.0,
     )
     yield from described(PlannerPage(cast(Any, log), cast(Any, fleet)).collect(), "driver")
     yield from described(FilesPage({}).collect(), "driver")

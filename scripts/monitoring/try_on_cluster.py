@@ -38,6 +38,7 @@ MAY_BE_EMPTY = (  # counted from the first event on, or only with the hardware o
     "slipstream:retries_total",
     "slipstream:tenant_tokens_total",
     "slipstream:unauthenticated_total",
+    "slipstream:worker_gpu_",
 )
 MIN_SECONDS = 15.0  # rates need some scrapes and evaluations
 JOBS = {"router": "slipstream-router", "driver": "slipstream-driver"}

@@ -14,7 +14,7 @@ from slipstream.router.api.pages.openapi import document  # noqa: E402
 from slipstream.router.catalog.catalog import Catalog  # noqa: E402
 from slipstream.router.config.router_config import RouterConfig  # noqa: E402
 from slipstream.router.dispatch.service import GenerationService  # noqa: E402
-from slipstream.router.frontends.front import Front  # noqa: E402
+from slipstream.router.front.front import Front  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "api_paths.md"
 HEAD = """# Paths of the API

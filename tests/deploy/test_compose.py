@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from slipstream.cluster.commands.tokens_command import tokens_command
 from slipstream.cluster.config.loading.config_file import load_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "compose"
@@ -60,18 +62,22 @@ def test_all_that_is_named_is_there() -> None:
 def test_ports_are_those_of_the_configuration(tmp_path: Path) -> None:
     text = (FOLDER / "slipstream.yaml").read_text()
     demo = FOLDER.parents[1] / "models" / "slipstream-demo"
-    path = tmp_path / "slipstream.yaml"
+    path, tokens = tmp_path / "slipstream.yaml", tmp_path / "tokens.yaml"
+    assert CliRunner().invoke(tokens_command, ["add", str(tokens), "prometheus", "--role", "read"]).exit_code == 0
     path.write_text(
-        text.replace("/opt/slipstream/models/slipstream-demo", str(demo)).replace(
-            "/run/secrets/keys.yaml", str(FOLDER.parent / "access" / "keys.example.yaml")
-        )
+        text.replace("/opt/slipstream/models/slipstream-demo", str(demo))
+        .replace("/run/secrets/keys.yaml", str(FOLDER.parent / "access" / "keys.example.yaml"))
+        .replace("/run/secrets/tokens.yaml", str(tokens))
     )
     config = load_config(path)
     slipstream = COMPOSE["services"]["slipstream"]
     assert [port.rsplit(":", 1)[1] for port in slipstream["ports"]] == [str(config.router.http.port)]
     assert config.router.admin is not None
-    [scrape] = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
-    assert scrape["static_configs"] == [{"targets": [f"slipstream:{config.router.admin.port}"]}]
+    router, driver = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
+    assert router["static_configs"] == [{"targets": [f"slipstream:{config.router.admin.port}"]}]
+    assert driver["static_configs"] == [{"targets": [f"slipstream:{config.admin_api.port}"]}]
+    [token] = COMPOSE["services"]["prometheus"]["secrets"]
+    assert driver["authorization"]["credentials_file"] == f"/run/secrets/{token}"
     grace_s = int(slipstream["stop_grace_period"].removesuffix("s"))
     assert grace_s > config.drain_grace_s + config.drain_timeout_s + 10
     assert COMPOSE["networks"]["watching"] == {"internal": True}

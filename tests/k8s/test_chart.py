@@ -33,7 +33,9 @@ def loaded(settings: dict[str, Any], folder: Path) -> ClusterConfig:
         entry["path"] = model
     for pool in (settings.get("prefill", {}), settings.get("decode", {})):
         pool["tp"] = min(pool.get("tp", 1), 2)  # the model has so many KV heads
-    settings.pop("repository", None)
+    if "repository" in settings:
+        (folder / "repository").mkdir()
+        settings["repository"]["paths"] = [str(folder / "repository")]
     settings["router"]["http"].pop("tls", None)
     settings["router"].pop("access", None)
     token = folder / "token"
@@ -72,6 +74,8 @@ def test_the_configuration_is_one_that_slipstream_serves(documents: list[Manifes
     ports = {port["name"]: port["containerPort"] for port in head["spec"]["containers"][0]["ports"]}
     assert (ports["http"], ports["admin"]) == (config.router.http.port, config.router.admin.port)
     assert ports["admin-api"] == config.admin_api.port
+    if config.repository.is_on:
+        assert (ports["grpc"], ports["triton-metrics"]) == (config.repository.grpc.port, config.repository.metrics.port)
     assert head["spec"]["terminationGracePeriodSeconds"] > config.drain_grace_s + config.drain_timeout_s
 
 
@@ -102,6 +106,21 @@ def test_selectors_find_pods_that_there_are(documents: list[Manifest]) -> None:
     assert sum(router["spec"]["podSelector"]["matchLabels"].items() <= one.items() for one in labels) == 1
     open_ports = [rule["ports"] for rule in router["spec"]["ingress"] if "from" not in rule]
     assert {port["port"] for ports in open_ports for port in ports} <= {8000, 8003}
+
+
+def test_prometheus_scrapes_router_and_driver_and_finds_the_runbooks() -> None:
+    monitoring = {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True, "docsUrl": "https://docs/"}}
+    documents = rendered({"monitoring": monitoring, "repository": {"enabled": True, "paths": ["/models"]}})
+    [monitor] = of_kind(documents, "ServiceMonitor")
+    jobs = {one["port"]: one["relabelings"][0]["replacement"] for one in monitor["spec"]["endpoints"]}
+    assert jobs == {"admin": "slipstream-router", "admin-api": "slipstream-driver"}
+    [admin] = [one for one in of_kind(documents, "Service") if one["metadata"]["name"].endswith("-admin")]
+    assert {*jobs, "triton-metrics"} == {port["name"] for port in admin["spec"]["ports"]}
+    [rule] = of_kind(documents, "PrometheusRule")
+    alerts = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+    assert all(
+        one["annotations"]["runbook_url"] == f"https://docs/how-to/monitoring/#{one['alert'].lower()}" for one in alerts
+    )
 
 
 def test_no_process_is_root_or_writes_to_its_image(documents: list[Manifest]) -> None:

@@ -15,6 +15,7 @@ from scripts.monitoring.families import labels_by_sample
 from scripts.monitoring.generate_dashboards import FOLDER, generated, text_of
 from scripts.monitoring.metrics_reference import PAGE, page
 from scripts.monitoring.panels import Dashboard, panel
+from slipstream.cluster.commands.dashboards_command import DOCS_PLACE
 
 PROMETHEUS = FOLDER.parent / "prometheus"
 RUNBOOKS = PAGE.parents[1] / "how-to" / "monitoring.md"
@@ -70,7 +71,7 @@ def test_each_alert_has_a_runbook() -> None:
         if "alert" in rule:
             notes = rule["annotations"]
             assert isinstance(notes, dict)
-            assert notes["runbook_url"].endswith(f"/how-to/monitoring/#{str(rule['alert']).lower()}")
+            assert notes["runbook_url"] == f"{DOCS_PLACE}#{str(rule['alert']).lower()}"
             assert notes["summary"]
             assert notes["description"]
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.model_files.manifest import Manifest
-from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.messages import Role
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.workers.models.directory.model_spec import ModelImpl
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
 

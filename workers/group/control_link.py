@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 
 from slipstream.router.protocol.codec import Decoder, Encoder, WireError, decoder, encoder
+from slipstream.router.protocol.messages import RankUsage
 from slipstream.workers.group import group_messages as messages
 from slipstream.workers.group.group_messages import GroupMessage
 from slipstream.workers.process.keep_alive import keep_alive
@@ -28,6 +29,7 @@ TYPE_CODES: dict[type, int] = {
     messages.RankReady: 2,
     messages.RankFailed: 3,
     RankOutcome: 4,
+    RankUsage: 5,
     messages.Execute: 32,
     messages.Expect: 33,
     messages.CancelTransfer: 34,

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.codec import WireError
-from slipstream.router.protocol.messages import Role
+from slipstream.router.protocol.messages import RankUsage, Role
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.plan.executor import Executor, PageMemory
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
@@ -135,8 +135,8 @@ def _is_same(offered: str, secret: str) -> bool:
 class RemoteRank:
     """Another rank as rank 0 sees it: its transfer agent, its executor, and whether it is still alive.
 
-    A thread reads its link from the start: `outcomes` gets what its transfer agent reports, `broken` (at most once)
-    why it cannot go on.
+    A thread reads its link from the start: `outcomes` gets what its transfer agent reports, `usage` what its process
+    takes, `broken` (at most once) why it cannot go on.
     """
 
     def __init__(self, rank: int, pid: int, link: ControlLink) -> None:
@@ -148,9 +148,14 @@ class RemoteRank:
         self._failure = ""
         self._closing = False
 
-    def listen(self, outcomes: Callable[[int, RankOutcome], None], broken: Callable[[str], None]) -> None:
+    def listen(
+        self,
+        outcomes: Callable[[int, RankOutcome], None],
+        usage: Callable[[RankUsage], None],
+        broken: Callable[[str], None],
+    ) -> None:
         self._thread = threading.Thread(
-            target=self._listen, args=(outcomes, broken), name=f"rank-{self.rank}", daemon=True
+            target=self._listen, args=(outcomes, usage, broken), name=f"rank-{self.rank}", daemon=True
         )
         self._thread.start()
 
@@ -161,19 +166,26 @@ class RemoteRank:
             raise WorkerFailed(self._failure)
         return ready
 
-    def _listen(self, outcomes: Callable[[int, RankOutcome], None], broken: Callable[[str], None]) -> None:
-        self._failure = self._read(outcomes)
+    def _listen(
+        self,
+        outcomes: Callable[[int, RankOutcome], None],
+        usage: Callable[[RankUsage], None],
+        broken: Callable[[str], None],
+    ) -> None:
+        self._failure = self._read(outcomes, usage)
         self._ready.put(None)
         if not self._closing:
             broken(self._failure)
 
-    def _read(self, outcomes: Callable[[int, RankOutcome], None]) -> str:
+    def _read(self, outcomes: Callable[[int, RankOutcome], None], usage: Callable[[RankUsage], None]) -> str:
         """Reads the link until it ends, and returns why it ended."""
         try:
             while True:
                 match self.link.receive():
                     case RankOutcome() as outcome:
                         outcomes(self.rank, outcome)
+                    case RankUsage() as taken:
+                        usage(taken)
                     case RankReady() as ready:
                         self._ready.put(ready)
                     case RankFailed(reason):

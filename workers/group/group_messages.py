@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.router.protocol.messages import Role
+from slipstream.router.protocol.messages import RankUsage, Role
 from slipstream.workers.engine.plan.step_plan import PageSend, PromptRows, SendProgress, StepPlan
 from slipstream.workers.models.interface.step_arrays import PackedArrays
 from slipstream.workers.transfers.group_transfers import RankOutcome
@@ -109,7 +109,7 @@ class Shutdown:
     """The group ends normally."""
 
 
-RankMessage = Join | RankReady | RankFailed | RankOutcome
+RankMessage = Join | RankReady | RankFailed | RankOutcome | RankUsage
 LeaderMessage = (
     Execute | Expect | SendPages | CancelTransfer | ForgetPeer | BeginEpoch | ServeAs | ReturnPages | Shutdown
 )

@@ -18,7 +18,7 @@ from slipstream.router.model_files.cache.version_files import version_files
 from slipstream.router.model_files.file_digest import FilesChanged
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.protocol.codec import WireError
-from slipstream.router.protocol.messages import Role
+from slipstream.router.protocol.messages import RankUsage, Role
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.group.control_link import ControlLink, LinkClosed
 from slipstream.workers.group.group_executor import (
@@ -45,6 +45,7 @@ from slipstream.workers.group.rank_parts import RankParts, rank_parts
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.process.compute_thread import ComputeThread
 from slipstream.workers.process.memory_release import release_memory
+from slipstream.workers.telemetry.rank_usage import RankUsageSampler
 from slipstream.workers.telemetry.worker_report import LEADER_GONE, WorkerFailed, WorkerReport, WorkerState
 from slipstream.workers.transfers.group_transfers import RankOutcome
 
@@ -108,6 +109,8 @@ class RankWorker:
             threading.Thread(target=self._outlive_nobody, args=(link,), name="leader-watch", daemon=True).start()
             with contextlib.ExitStack() as stack:
                 parts = self._load(stack, link)
+                device = parts.runner.kv.device
+                stack.enter_context(RankUsageSampler(self._rank, device, lambda usage: _tell(link, usage)))
                 role: Role | None = self._config.role
                 while role is not None:
                     role = self._compute_as(role, link, parts)
@@ -185,6 +188,6 @@ def _reason_of(error: BaseException) -> str:
     )
 
 
-def _tell(link: ControlLink, outcome: RankOutcome) -> None:
+def _tell(link: ControlLink, message: RankOutcome | RankUsage) -> None:
     with contextlib.suppress(LinkClosed):  # the thread that reads the link will notice
-        link.send(outcome)
+        link.send(message)

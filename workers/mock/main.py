@@ -12,9 +12,9 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.process.log_format import log_to_stderr
 from slipstream.router.protocol.messages import Role
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_program import MockConfig, run_mock_workers
 from slipstream.workers.mock.script.script_file import ScriptError, read_script

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
-from slipstream.router.process.link_tls import LinkTlsConfig
 from slipstream.router.protocol.block_hash import model_key
 from slipstream.router.protocol.messages import (
     Ping,
@@ -31,6 +30,7 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.mock.output_policy import OutputPolicy

@@ -9,8 +9,9 @@ from slipstream.router.protocol.messages import Stats
 from slipstream.workers.interface.engine import EngineCounters
 from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 from slipstream.workers.telemetry.expert_load import ExpertLoad
-from slipstream.workers.telemetry.process_usage import ProcessUsage
+from slipstream.workers.telemetry.rank_usage import GroupUsage
 
+USAGE_INTERVAL_S = 10.0
 IDLE_STATES = frozenset({"free", "cached", "withheld"})
 
 
@@ -26,14 +27,15 @@ class StatsCollector:
     hand-offs under way now. `retained_pages` are held now for conversations that will probably come back; of such pages
     `retained_pages_used` were used by a request, `retained_pages_expired` were not before their time was over, and
     `retained_pages_displaced` had to make room. With expert parallelism, `expert_imbalance` is that of `ExpertLoad`.
-    With `usage`, its counters are sent as well. A change of them alone is no reason to send: idle workers are silent.
+    With `usage`, that of each rank is sent as well. A change of it alone is sent every `USAGE_INTERVAL_S`, so that the
+    figures of an idle worker are not those of its last work.
     """
 
     engine: EngineCounters
     transfers: PageTransfers
     interval_s: float = 1.0
     expert_load: ExpertLoad | None = None
-    usage: ProcessUsage | None = None
+    usage: GroupUsage | None = None
     _totals: Counter[str] = field(default_factory=Counter)
     _seconds: float = 0.0
     _last: Stats | None = None
@@ -65,16 +67,17 @@ class StatsCollector:
             return None
         stats = self._take(pages)
         self._is_stale = False
-        if stats == self._last:
+        wants_usage = self.usage is not None and now_s >= self._last_at_s + USAGE_INTERVAL_S
+        if stats == self._last and not wants_usage:
             return None
         self._last, self._last_at_s = stats, now_s
-        if self.usage is None:
-            return stats
-        return replace(stats, counters=(*stats.counters, *self.usage.counters().items()))
+        return stats if self.usage is None else replace(stats, usage=self.usage.ranks)
 
     def next_due_s(self) -> float | None:
         """When an idle loop should call `due` again; None: only after something has happened."""
-        return self._last_at_s + self.interval_s if self._is_stale else None
+        if self._is_stale:
+            return self._last_at_s + self.interval_s
+        return self._last_at_s + USAGE_INTERVAL_S if self.usage is not None else None
 
     def _take(self, pages: dict[str, int]) -> Stats:
         engine, retained = self.engine.stats(), self.engine.prefix_cache.order.counts

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from slipstream.cluster.access.admin_token import read_token
@@ -15,6 +15,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.former_names import with_new_keys
 from slipstream.cluster.config.loading.model_settings import models_by_key, problems_of_models, resolve_models
 from slipstream.cluster.config.loading.repository_settings import repository_problems, with_absolute_files
+from slipstream.cluster.config.loading.tls_settings import tls_problems, with_absolute_certificates
 from slipstream.cluster.config.setting_errors import settings_at, validated
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
 from slipstream.cluster.planner.planner_loading import load_planner
@@ -26,7 +27,6 @@ from slipstream.cluster.terminal import console
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.access.entry_list import KeyFileError
 from slipstream.router.access.key_file import read_keys
-from slipstream.router.http.tls import ServerTls, TlsFileError
 
 
 def load_config(
@@ -64,7 +64,7 @@ def load_config(
         problem = check(config)
         if problem:
             found.append((key, problem))
-    found.extend(_check_tls(config))
+    found.extend(tls_problems(config))
     found.extend(repository_problems(config.repository))
     if found:
         raise ConfigError([f"{file.place(key)}: {problem}" for key, problem in found])
@@ -77,10 +77,10 @@ def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
     def absolute(name: str | None) -> str | None:
         return None if name is None else os.path.normpath(folder / os.path.expanduser(name))
 
-    access, tls = config.router.access, config.router.http.tls
+    config = with_absolute_certificates(config, folder)
+    access = config.router.access
     access = dataclasses.replace(access, keys_file=absolute(access.keys_file), usage_file=absolute(access.usage_file))
-    tls = dataclasses.replace(tls, cert_file=absolute(tls.cert_file), key_file=absolute(tls.key_file))
-    http = dataclasses.replace(config.router.http, tls=tls, unix_socket=absolute(config.router.http.unix_socket))
+    http = dataclasses.replace(config.router.http, unix_socket=absolute(config.router.http.unix_socket))
     admin_api = dataclasses.replace(
         config.admin_api,
         token_file=absolute(config.admin_api.token_file),
@@ -192,11 +192,3 @@ def _check_gpus(config: ClusterConfig) -> str | None:
     if most is None or asked <= most:
         return None
     return f"must be at least the {asked:g} GPUs with which the models begin, got {most:g}"
-
-
-def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:
-    try:
-        if config.router.http.tls.is_on:
-            ServerTls(config.router.http.tls)
-    except TlsFileError as error:
-        yield ("router", "http", "tls", error.key), error.reason

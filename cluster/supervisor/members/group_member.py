@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slipstream.cluster.config.settings_by_name import by_name
 from slipstream.cluster.ray.bundles import PoolResources
@@ -32,6 +24,7 @@ from slipstream.cluster.supervisor.members.actors import (
     ProcessLocation,
 )
 from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
+from slipstream.cluster.supervisor.members.group_room import GroupRoom, NodeChoice
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.config.worker_config import RoleSettings, WorkerConfig
@@ -40,19 +33,12 @@ from slipstream.workers.telemetry.worker_report import WorkerReport
 # What a rank's process imports before it knows its configuration. torch alone takes 2 to 4 s.
 WORKER_MODULES = ("slipstream.workers.worker",)
 
-NODE_LABEL = "ray.io/node-id"  # which Ray gives to each of its nodes
-
 HOSTS_CHECK_S = 1.0  # while a group starts
-
-NodeChoice = Callable[[PoolResources], str | None]
 
 
 class GroupMember:
-    """Rank 0 and, with tensor parallelism, the other ranks, all in one placement group. Where the group has several
-    hosts, the placement group has a bundle on each, for as many ranks; Ray has room for all of them or for none.
-
-    `choose_node` returns the preferred node for a group of one host; Ray takes another one if it has to.
-    """
+    """Rank 0 and, with tensor parallelism, the other ranks, all in one room. Where the group has several hosts, each
+    has as many of the ranks."""
 
     def __init__(
         self,
@@ -66,10 +52,7 @@ class GroupMember:
         self.name = name
         self._role = role
         self._pools = pools
-        self._choose_node = choose_node
-        self._reserved: PoolResources | None = None
-        self._room: PlacementGroup | None = None
-        self._wished_node: str | None = None
+        self._room = GroupRoom(choose_node)
         self._actors: list[Any] = []
         self._runs: list[Any] = []
         self._address: Any = None
@@ -100,7 +83,8 @@ class GroupMember:
         """The nodes that the group is on, or the one that it should go to; none: Ray decides."""
         if self.locations:
             return tuple(dict.fromkeys(place.node_id for place in self.locations))
-        return () if self._wished_node is None else (self._wished_node,)
+        preferred = self._room.preferred_node
+        return () if preferred is None else (preferred,)
 
     @property
     def pool(self) -> PoolResources:
@@ -120,40 +104,17 @@ class GroupMember:
         the last of them."""
         return await have_ended(self._runs)
 
-    def reserve(self) -> None:
-        """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
-        node."""
-        pool = self.pool
-        if self._reserved is not None and self._reserved.fills_same_room_as(pool) and not self._has_lost_hosts():
-            return
-        self.release()
-        self._wished_node = self._choose_node(pool)
-        on_nodes = {NODE_LABEL: "STRICT_PACK" if pool.num_hosts == 1 else "STRICT_SPREAD"}
-        self._room = placement_group(
-            [dict(pool.bundle) for _ in range(pool.num_hosts)],
-            topology_strategy=on_nodes | ({pool.shared_label: "STRICT_PACK"} if pool.shared_label else {}),
-            _soft_target_node_id=self._wished_node,
-            bundle_label_selector=[dict(pool.labels)] * pool.num_hosts if pool.labels else None,
-        )
-        self._reserved = pool
+    async def reserve(self) -> None:
+        """Asks Ray for room, unless the group already has suitable room."""
+        await self._room.reserve(self.pool)
 
     async def room(self) -> None:
         """Returns when Ray has found room."""
-        assert self._room is not None
-        await self._room.ready()
+        await self._room.found()
 
     def release(self) -> None:
         """Gives the room back, or stops waiting for it."""
-        if self._room is not None:
-            remove_placement_group(self._room)
-        self._room = self._reserved = self._wished_node = None
-
-    def _has_lost_hosts(self) -> bool:
-        """Whether a host of a group of several is gone. Ray looks for another one beside those that are left, which
-        with a shared label may be in vain while other hosts have room for the whole group."""
-        if self._room is None or self.pool.num_hosts == 1:
-            return False
-        return bool(placement_group_table(self._room)["state"] == "RESCHEDULING")
+        self._room.release()
 
     async def launch(self) -> None:
         """Starts the processes, after waiting for room if there is none, anew with other room if hosts of it are lost
@@ -161,10 +122,10 @@ class GroupMember:
         starting = asyncio.ensure_future(self._start())
         try:
             while not (await asyncio.wait([starting], timeout=HOSTS_CHECK_S))[0]:
-                if self._has_lost_hosts():
+                if await self._room.has_lost_hosts() and not starting.done():
                     starting.cancel()
                     self.kill()
-                    self.reserve()
+                    await self.reserve()
                     starting = asyncio.ensure_future(self._start())
             await starting
         finally:
@@ -172,13 +133,11 @@ class GroupMember:
 
     async def _start(self) -> None:
         leader, rank = (PrefillWorker, PrefillRank) if self.role == "prefill" else (DecodeWorker, DecodeRank)
-        tp, num_hosts = self._settings(self._role).tp, self.pool.num_hosts
+        tp, on_hosts = self._settings(self._role).tp, self._room.on_hosts()
         names = [self.name] + [f"{self.name}.rank{n}" for n in range(1, tp)]
         classes = [leader] + [rank] * (tp - 1)
-        assert self._room is not None
-        on_hosts = [PlacementGroupSchedulingStrategy(self._room, n) for n in range(num_hosts)]
         self._actors = [
-            start_actor(cls, self._deployment, name, self.pool.rank, on_hosts[n * num_hosts // tp])
+            start_actor(cls, self._deployment, name, self.pool.rank, on_hosts[n * len(on_hosts) // tp])
             for n, (cls, name) in enumerate(zip(classes, names, strict=True))
         ]
         self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.cluster.config.config_changes import live_dispatch
@@ -43,6 +44,14 @@ class RoutedModel:
 
     def without_text(self, version: str) -> RoutedModel:
         return replace(self, texts=tuple(text for text in self.texts if text.version != version))
+
+    def adopting(self, text: RoutedText) -> RoutedModel:
+        """The text of a version is that of the model from now on, under the model's names."""
+        served = replace(text.served, name=self.served.name, aliases=self.served.aliases)
+        return replace(self.without_text(text.version), served=served, manifests=text.manifests)
+
+    def with_aliases(self, aliases: Sequence[str]) -> RoutedModel:
+        return replace(self, served=replace(self.served, aliases=tuple(aliases)))
 
     def text(self, version: str) -> RoutedText | None:
         return next((text for text in self.texts if text.version == version), None)

@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 import click
 
+from slipstream.cluster.admin_api.client.admin_address import AdminAddress, takes_address
 from slipstream.cluster.admin_api.client.admin_client import client_of
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
-from slipstream.cluster.admin_api.client.cluster_choice import NAME, TOKEN, URL, ClusterChoice, takes_name
+from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
 from slipstream.cluster.commands.status_command import StatusView, views
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.cluster.tools.top.top_frame import Order, frame
@@ -29,19 +30,16 @@ NUM_DECISIONS = 3
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
 @click.option("--sort", "order", type=click.Choice(get_args(Order)), default="name", show_default=True)
 @click.option("--model", default="", help="Show only the workers of this model.")
-@URL
-@TOKEN
-def top_command(
-    name: str | None, once: bool, every: float, order: Order, model: str, url: str | None, token: str | None
-) -> None:
+@takes_address
+def top_command(name: str | None, once: bool, every: float, order: Order, model: str, address: AdminAddress) -> None:
     """Show the load, the queue and the workers of clusters, again and again until Ctrl-C."""
     is_live = sys.stdout.isatty() and not once
     with exit_on_command_error(), suppress(KeyboardInterrupt):
-        elsewhere = ClusterChoice(None, url, token).admin_api() if url is not None else None
+        elsewhere = address.client() if address.url is not None else None
         while True:
             columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_COLUMNS
             try:
-                shown = [as_shown(view, elsewhere) for view in views(name, elsewhere, url)]
+                shown = [as_shown(view, elsewhere) for view in views(name, elsewhere, address.url)]
                 frames = [frame(one, columns=columns, order=order, model=model) for one in shown]
                 text = "\n\n".join("\n".join(lines) for lines in frames)
             except CommandError as error:  # the driver or the router may be starting again

@@ -19,6 +19,8 @@ from slipstream.router.api.ui.token_trials import TokenTrials
 from slipstream.router.http.exchange import JSON
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
+from slipstream.router.tls.client_tls import ClientTlsConfig, VerifiedConnection
+from slipstream.router.tls.tls_files import TlsFileError
 
 PREFIX = "/ui/admin/"
 FORWARDED = "v1/"  # what of the admin API may be called
@@ -37,11 +39,12 @@ class ForwardedAnswer:
 
 
 class AdminCalls:
-    """`admin_url` is that of the admin API."""
+    """`admin_url` is that of the admin API. Over https its certificate is verified as `tls` says."""
 
-    def __init__(self, admin_url: str) -> None:
+    def __init__(self, admin_url: str, tls: ClientTlsConfig) -> None:
         at = urlsplit(admin_url)
         self._host, self._port = at.hostname or "", at.port
+        self._tls = tls if at.scheme == "https" else None
         self._trials = TokenTrials()
         self._num_running = 0
         # Threads are begun by the first calls.
@@ -67,7 +70,7 @@ class AdminCalls:
         self._num_running += 1
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, request, path)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, TlsFileError) as error:
             reason = f"The admin API at {self._host}:{self._port} does not answer: {error}."
             raise HttpError(502, reason, kind="server_error", code="admin_api_unreachable") from error
         finally:
@@ -93,8 +96,14 @@ class AdminCalls:
                 headers=(("retry-after", "1"),),
             )
 
+    def _connection(self) -> http.client.HTTPConnection:
+        """Raises TlsFileError."""
+        if self._tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        return VerifiedConnection(self._host, self._port, tls=self._tls, timeout=TIMEOUT_S)
+
     def _ask(self, request: Request, path: str) -> ForwardedAnswer:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        connection = self._connection()
         headers = {"content-type": JSON, "authorization": request.headers[b"authorization"].decode("latin-1")}
         method = "GET" if request.method == "HEAD" else request.method
         target = "/" + quote(path) + (f"?{request.query}" if request.query else "")

@@ -14,5 +14,7 @@ def serve_page(config: RouterConfig, routes: ApiRoutes, *, calls_admin: bool) ->
     if not ui.enabled:
         return
     if calls_admin and ui.calls_admin:
-        AdminCalls(ui.admin_url).add_to(routes)  # before the files, whose paths have any name below `/ui/`
+        AdminCalls(ui.admin_url, ui.admin_tls).add_to(
+            routes
+        )  # before the files, whose paths have any name below `/ui/`
     PageFiles().add_to(routes)

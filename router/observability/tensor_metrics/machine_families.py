@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slipstream.router.observability.tensor_metrics.machine_reading import GpuReading, MachineReading
+from slipstream.router.machine.gpu_reader import GpuReading
+from slipstream.router.observability.tensor_metrics.machine_reading import MachineReading
 from slipstream.router.observability.tensor_metrics.metric_lines import MetricLines
 
 GPU_FAMILIES: tuple[tuple[str, str, str, Callable[[GpuReading], float | None]], ...] = (

@@ -43,6 +43,7 @@ from slipstream.router.protocol.messages.presence import (
     Build,
     Credits,
     Drain,
+    GpuUsage,
     Hello,
     PageLayout,
     PageLimit,
@@ -51,6 +52,7 @@ from slipstream.router.protocol.messages.presence import (
     Ping,
     Pong,
     Postponed,
+    RankUsage,
     Rejected,
     ResyncBlocks,
     Role,
@@ -93,6 +95,7 @@ __all__ = [
     "FinishReason",
     "Frozen",
     "Generate",
+    "GpuUsage",
     "GrammarKind",
     "GrammarSpec",
     "HandedOff",
@@ -108,6 +111,7 @@ __all__ = [
     "Prefill",
     "ProcessorCall",
     "PromptScores",
+    "RankUsage",
     "Rejected",
     "Reserve",
     "Reserved",
@@ -144,7 +148,7 @@ __all__ = [
 #   it are refused by name.
 # A release understands at least the one before it. Recorded frames of released versions are in
 # tests/router/protocol/frames.
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 OLDEST_PROTOCOL_VERSION = 4  # Slipstream 0.1.0. It accepts only exactly its own fields, so it gets no new ones.
 
 WorkerMessage = (

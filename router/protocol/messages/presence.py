@@ -118,15 +118,39 @@ class Credits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """A GPU, by the UUID that NVML and DCGM have. `utilization` is 0 to 1. None: it does not say."""
+
+    uuid: str
+    utilization: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankUsage:
+    """What the process of a rank takes: seconds of processors since it began, memory now, and its GPUs."""
+
+    rank: int
+    cpu_seconds: float
+    resident_memory_bytes: int
+    gpus: tuple[GpuUsage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Gauges, and totals since the connection began. Sent about once a second if they have changed, and at once when
     the last page in use was given back. `pages` counts pages by state (free, cached, active, reserved, held, draining),
-    `counters` counts events by name."""
+    `counters` counts events by name. `usage` has the ranks that measure it, and is a reason to send only every ten
+    seconds."""
 
     num_running: int
     num_waiting: int
     pages: tuple[tuple[str, int], ...]
     counters: tuple[tuple[str, float], ...]
+    usage: tuple[RankUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

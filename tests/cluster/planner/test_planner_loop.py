@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -178,6 +179,17 @@ def test_decisions_are_counted_for_prometheus() -> None:
         'slipstream:planner_predicted_attainment{num_decode="2",num_prefill="1"} 0.95',
     ):
         assert line in page
+
+
+def test_how_long_a_planner_is_held_back_counts_from_the_first_hold_in_a_row() -> None:
+    log = DecisionLog(10)
+    for unix_s, reason in ((100.0, "changing"), (130.0, "backed_off"), (190.0, "best_there_is")):
+        log.add(replace(decision(), reason=reason), unix_s)
+    assert 'slipstream:planner_held_seconds{reason="best_there_is"} 90.0' in answered(log, "/metrics").text
+    log.add(replace(decision(), reason="holds"), 200.0)
+    assert 'slipstream:planner_held_seconds{reason="holds"} 0.0' in answered(log, "/metrics").text
+    log.add(replace(decision(), reason="changing"), 300.0)
+    assert log.held_s("") == 0.0
 
 
 def test_a_planner_of_ones_own_is_a_class_in_the_configuration() -> None:

@@ -15,13 +15,15 @@ from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig,
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.ray.bundles import pool_resources
-from slipstream.cluster.supervisor.members import router_member
+from slipstream.cluster.supervisor.members import router_member, standby_router
 from slipstream.cluster.supervisor.members.actor_handles import first_death, reason_of
-from slipstream.cluster.supervisor.members.actors import ProcessLocation, source_of
+from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.group_member import GroupMember
+from slipstream.cluster.supervisor.members.model_sources import source_of
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel
-from slipstream.cluster.supervisor.members.router_member import MAX_PORT_TRIES, RouterMember
+from slipstream.cluster.supervisor.members.router_member import RouterMember
+from slipstream.cluster.supervisor.members.router_settings import MAX_PORT_TRIES
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.process.addresses import Addresses, Endpoint
@@ -217,7 +219,8 @@ def started_actors(monkeypatch: pytest.MonkeyPatch) -> list[StartedActor]:
         return started[-1]
 
     monkeypatch.setattr(router_member, "start_actor", start)
-    monkeypatch.setattr(router_member, "end_by_force", lambda actors: None)
+    for module in (router_member, standby_router):
+        monkeypatch.setattr(module, "end_by_force", lambda actors: None)
     return started
 
 

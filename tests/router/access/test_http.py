@@ -25,7 +25,7 @@ from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import AdminConfig, HttpConfig, RouterConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.server import HttpServer
 from slipstream.router.protocol.generation import GenerateRequest

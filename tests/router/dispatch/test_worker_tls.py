@@ -14,8 +14,9 @@ import uvloop
 
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
-from slipstream.router.process.link_tls import LinkServerTls, LinkTlsConfig, LinkTlsError
 from slipstream.router.router import Router
+from slipstream.router.tls.link_tls import LinkTlsConfig
+from slipstream.router.tls.tls_files import TlsFileError
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_program import MockConfig, MockProgram
 from tests.support.router.authority import Authority
@@ -87,7 +88,7 @@ def test_a_router_with_another_name_is_not_trusted(authority: Authority) -> None
 
 def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(authority: Authority) -> None:
     tls = authority.issue("renewed")
-    server, client = LinkServerTls(tls), tls.client_context()
+    server, client = tls.server_tls("the certificate for workers"), tls.client_context()
 
     def serial() -> int:
         async def shown() -> int:
@@ -116,7 +117,7 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
     tls = authority.issue("named")
     with pytest.raises(ValueError, match="ca_file must be given beside cert_file, got None"):
         replace(tls, ca_file=None)
-    with pytest.raises(LinkTlsError, match=r"ca_file: cannot use .*missing.pem"):
-        replace(tls, ca_file=str(tmp_path / "missing.pem")).server_context()
-    with pytest.raises(LinkTlsError, match=r"cert_file: cannot use .*ca.pem with"):
+    with pytest.raises(TlsFileError, match=r"ca_file: .*missing.pem: No such file"):
+        replace(tls, ca_file=str(tmp_path / "missing.pem")).server_tls("the certificate for workers")
+    with pytest.raises(TlsFileError, match=r"key_file: .*named.key: not the key of .*ca.pem"):
         replace(tls, cert_file=str(authority.cert)).client_context()

@@ -78,16 +78,64 @@ def test_before_changes_a_body_and_after_sees_the_end() -> None:
     shouting = Shouting({})
     hooks, _ = hooks_of(shouting)
     request, exchange = exchanged("/v1/echo", b"hello")
-    call = asyncio.run(hooks.before(request, exchange))
-    hooks.after(call, 200, 0.0)
-    assert (request.body, call.headers, shouting.ended) == (b"HELLO", {"x-one": "1"}, [("/v1/echo", 200)])
+    hooked = hooks.begin(request, exchange)
+    asyncio.run(hooked.before())
+    hooked.after(200)
+    assert (request.body, shouting.ended) == (b"HELLO", [("/v1/echo", 200)])
 
 
 def test_a_refusal_of_before_is_the_answer() -> None:
     hooks, _ = hooks_of(Shouting({}))
     with pytest.raises(HttpError, match="silence is refused") as caught:
-        asyncio.run(hooks.before(*exchanged("/v1/echo", b"")))
+        asyncio.run(hooks.begin(*exchanged("/v1/echo", b"")).before())
     assert (caught.value.status, caught.value.code) == (422, "silence")
+
+
+class Ledger(Extension):
+    """Counts what it lets pass and what has ended."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.passed: list[Mapping[str, str]] = []
+        self.ended: list[int] = []
+
+    async def before(self, call: ExtensionCall) -> None:
+        self.passed.append(call.headers)
+
+    def after(self, ended: EndedCall) -> None:
+        self.ended.append(ended.status)
+
+
+class OnlyAfter(Extension):
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.ended: list[int] = []
+
+    def after(self, ended: EndedCall) -> None:
+        self.ended.append(ended.status)
+
+
+class Refusing(Ledger):
+    async def before(self, call: ExtensionCall) -> None:
+        raise CallRefusedError(422, "refused")
+
+
+class Failing(Ledger):
+    async def before(self, call: ExtensionCall) -> None:
+        raise RuntimeError("a fault")
+
+
+@pytest.mark.parametrize(("refusing", "error"), [(Refusing({}), HttpError), (Failing({}), RuntimeError)])
+def test_after_is_called_once_for_each_extension_whose_before_returned(
+    refusing: Ledger, error: type[Exception]
+) -> None:
+    first, logging, last = Ledger({}), OnlyAfter({}), Ledger({})
+    hooks, _ = hooks_of(first, logging, refusing, last)
+    hooked = hooks.begin(*exchanged("/v1/echo", b""))
+    with pytest.raises(error):
+        asyncio.run(hooked.before())
+    hooked.after(422)
+    assert (first.passed, first.ended) == ([{"x-one": "1"}], [422])
+    assert logging.ended == [422]
+    assert (last.passed, last.ended, refusing.ended) == ([], [], [])
 
 
 def test_a_path_of_an_extension_asks_other_paths() -> None:

@@ -18,12 +18,13 @@ import pytest
 
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.config.router_config import HttpConfig, TlsConfig
-from slipstream.router.http import tls as tls_module
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request, RequestReader
 from slipstream.router.http.server import MAX_TURNED_AWAY, HttpServer
-from slipstream.router.http.tls import ServerTls, TlsFileError
+from slipstream.router.http.tls import http_tls
 from slipstream.router.process.open_files import allow_all_files
+from slipstream.router.tls import server_tls
+from slipstream.router.tls.tls_files import TlsFileError
 from tests.support.router.fake_cluster import FrontUnderTest, front, run
 from tests.support.router.http_site import CONFIG, serving
 from tests.support.router.raw_client import Client, get, post
@@ -163,7 +164,7 @@ def test_old_protocol_versions_and_plain_http_get_nowhere(authority: Authority) 
 def test_a_renewed_certificate_is_taken_up_and_half_of_a_pair_is_not(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tls_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(server_tls, "LOOK_EVERY_S", 0.01)
 
     async def main() -> None:
         async with serving(replace(CONFIG, tls=authority.config)) as (_, _, port):
@@ -213,7 +214,7 @@ def test_files_that_are_no_pair_keep_the_server_from_starting(authority: Authori
         (replace(good, key_file=str(empty)), r"http\.tls\.key_file: .*empty: there is no PRIVATE KEY"),
     ):
         with pytest.raises(TlsFileError, match=complaint):
-            ServerTls(config)
+            http_tls(config)
     with pytest.raises(ValueError, match="key_file must be given beside cert_file"):
         TlsConfig(cert_file="a")
 
@@ -221,7 +222,7 @@ def test_files_that_are_no_pair_keep_the_server_from_starting(authority: Authori
 def test_a_certificate_that_no_client_will_trust_is_served_and_the_log_says_why(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ServerTls(authority.config)
+    http_tls(authority.config)
     assert not caplog.records
     authority.issue("late", days=-1)
 

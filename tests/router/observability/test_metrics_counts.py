@@ -17,7 +17,7 @@ from slipstream.router.observability.front_counts import MAX_VERSIONS, FrontMetr
 from slipstream.router.observability.metrics_page import MetricsPage
 from slipstream.router.observability.worker_metrics import kv_usage
 from slipstream.router.protocol.generation import Usage
-from slipstream.router.protocol.messages import STEP_SEQUENCES, STEP_TOKENS, Stats
+from slipstream.router.protocol.messages import STEP_SEQUENCES, STEP_TOKENS, GpuUsage, RankUsage, Stats
 from slipstream.router.requests.history import Timeline
 from slipstream.router.status.status import Snapshot, Totals, WorkerStatus
 from slipstream.workers.engine.step_counts import StepCounts
@@ -218,11 +218,18 @@ def test_the_page_of_many_models_lets_the_event_loop_turn_and_a_model_go() -> No
     asyncio.run(main())
 
 
-def test_processor_time_and_memory_of_a_worker_are_metrics_of_their_own() -> None:
-    stats = Stats(0, 0, (), (("cpu_seconds", 2.5), ("resident_memory_bytes", 1024.0), ("steps", 3.0)))
+def test_what_each_rank_and_its_gpu_take_are_metrics_of_their_own() -> None:
+    gpu = GpuUsage("GPU-7", 0.5, 10, 1000, None, 41)
+    usage = (RankUsage(0, 2.5, 1024), RankUsage(1, 3.5, 2048, (gpu,)))
+    stats = Stats(0, 0, (), (("steps", 3.0),), usage)
     snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats),), Totals())
     page = rendered(FrontMetrics(), {"demo": snapshot})
-    who = 'model_name="demo",role="decode",worker="w"'
-    assert f"slipstream:worker_cpu_seconds_total{{{who}}} 2.5\n" in page
-    assert f"slipstream:worker_resident_memory_bytes{{{who}}} 1024.0\n" in page
-    assert 'event="cpu_seconds"' not in page
+    for rank, cpu_seconds, num_bytes in ((0, 2.5, 1024.0), (1, 3.5, 2048.0)):
+        who = f'model_name="demo",rank="{rank}",role="decode",worker="w"'
+        assert f"slipstream:worker_cpu_seconds_total{{{who}}} {cpu_seconds}\n" in page
+        assert f"slipstream:worker_resident_memory_bytes{{{who}}} {num_bytes}\n" in page
+    whose = 'gpu_uuid="GPU-7",model_name="demo",rank="1",role="decode",worker="w"'
+    assert f"slipstream:worker_gpu_utilization{{{whose}}} 0.5\n" in page
+    assert f"slipstream:worker_gpu_memory_used_bytes{{{whose}}} 10.0\n" in page
+    assert f"slipstream:worker_gpu_temperature_celsius{{{whose}}} 41.0\n" in page
+    assert "slipstream:worker_gpu_power_watts{" not in page  # it does not say

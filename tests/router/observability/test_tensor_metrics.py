@@ -7,19 +7,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.router.config.kserve_config import TensorMetricsConfig
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.observability.tensor_metrics.machine_families import add_machine_families
-from slipstream.router.observability.tensor_metrics.machine_reading import (
-    GpuReader,
-    GpuReading,
-    MachineReader,
-    MachineReading,
-)
+from slipstream.router.observability.tensor_metrics.machine_reading import MachineReader, MachineReading
 from slipstream.router.observability.tensor_metrics.metric_lines import MetricLines
 from slipstream.router.observability.tensor_metrics.tensor_metrics_page import TensorMetricsPage
 from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
@@ -199,34 +194,6 @@ def test_gpus_are_told_apart_by_their_uuid() -> None:
     assert found["nv_gpu_utilization", (("gpu_uuid", "GPU-1"),)] == 0.5
     assert found["nv_gpu_power_usage", (("gpu_uuid", "GPU-1"),)] == 30.5
     assert not any(name in ("nv_gpu_power_limit", "nv_cpu_utilization") for name, _ in found)
-
-
-def test_what_a_gpu_cannot_say_is_left_out_and_its_energy_counts_from_the_start() -> None:
-    class Nvml(ModuleType):
-        NVMLError = OSError
-        energies_mj = iter((5_000, 12_000))
-
-        def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802 - the library's name
-            return f"GPU-{handle}"
-
-        def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-            return SimpleNamespace(total=1000, used=10)
-
-        def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
-            return SimpleNamespace(gpu=25)
-
-        def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
-            return 30_500
-
-        def nvmlDeviceGetPowerManagementLimit(self, handle: int) -> int:  # noqa: N802
-            raise OSError("not supported")
-
-        def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
-            return next(self.energies_mj)
-
-    reader = GpuReader(Nvml("nvml"), [7])
-    assert reader.read() == (GpuReading("GPU-7", 0.25, 1000, 10, 30.5, None, 0.0),)
-    assert reader.read()[0].energy_j == 7.0
 
 
 def test_the_machine_is_read() -> None:

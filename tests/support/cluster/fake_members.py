@@ -228,7 +228,7 @@ class FakeGroup(FakeMember):
     async def has_left(self) -> bool:
         return await self.death() == "ended by itself"
 
-    def reserve(self) -> None:
+    async def reserve(self) -> None:
         self.is_reserved = True
         if self.has_room:
             self.found_room.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from slipstream.router.process.link_tls import LinkTlsConfig
+from slipstream.router.tls.link_tls import LinkTlsConfig
 
 
 def openssl(*arguments: str | Path) -> None:
@@ -20,14 +20,14 @@ class Authority:
         self.cert, self._key, self._folder = folder / "ca.pem", folder / "ca.key", folder
         self._new("-x509", "-days", "2", "-subj", "/CN=authority", "-keyout", self._key, "-out", self.cert)
 
-    def issue(self, name: str, address: str = "IP:127.0.0.1") -> LinkTlsConfig:
-        """A new certificate and key, in files called by `name`."""
+    def issue(self, name: str, address: str = "IP:127.0.0.1", days: int = 2) -> LinkTlsConfig:
+        """A new certificate and key, in files called by `name`. With `days` -1 it has expired."""
         cert, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
         self._new("-subj", f"/CN={name}", "-keyout", key, "-out", request)
         names = self._folder / f"{name}.ext"
         names.write_text(f"subjectAltName={address}\n")
         signed = ("-CA", self.cert, "-CAkey", self._key, "-CAcreateserial", "-extfile", names)
-        openssl("x509", "-req", "-in", request, "-days", "2", *signed, "-out", cert)
+        openssl("x509", "-req", "-in", request, "-days", str(days), *signed, "-out", cert)
         return LinkTlsConfig(str(cert), str(key), str(self.cert))
 
     @staticmethod

@@ -26,7 +26,7 @@ from slipstream.router.config.endpoints_config import EndpointsConfig
 from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.config.store_config import StoreConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.tensor import Tensor
@@ -129,7 +129,7 @@ async def endpoint_site(
         router = RouterConfig(HttpConfig(port=0), store=StoreConfig(directory=str(store) if store else None))
         front = Front(Catalog(), service, lambda *_: None, lambda: 0, router, access)
         front.serve_tensors(KServeApi(kserve, pool, KServeHttpConfig(restricted=tuple(restricted)), access))
-        endpoints = TensorEndpoints(config, kserve, pool, access, front.flow.bodies, restricted=restricted)
+        endpoints = TensorEndpoints(config, kserve, pool, access, front.apis.flow.bodies, restricted=restricted)
         front.serve_endpoints(endpoints)
         server = HttpServer(
             HttpConfig(port=0),

@@ -24,7 +24,7 @@ from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.config.store_config import StoreConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.parsers.parser_names import DETECTED, ParserNames

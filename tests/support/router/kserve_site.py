@@ -19,7 +19,7 @@ from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.tensor_memory.client_regions import ClientRegions
 from slipstream.router.tensor_memory.region_pool import RegionPool

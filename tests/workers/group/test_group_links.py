@@ -12,6 +12,7 @@ import pytest
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress, TransferKey
 from slipstream.router.protocol.codec import WireError
+from slipstream.router.protocol.messages import GpuUsage, RankUsage
 from slipstream.workers.engine.plan.step_plan import SendProgress, StepPlan
 from slipstream.workers.group.control_link import ControlLink, LinkClosed
 from slipstream.workers.group.group_executor import GroupAddress, MeetingPoint, RemoteRank
@@ -46,7 +47,7 @@ def linked() -> Iterator[tuple[RemoteRank, ControlLink, queue.SimpleQueue[object
     end = dial(meeting.address)
     (rank,) = meeting.gather()
     heard: queue.SimpleQueue[object] = queue.SimpleQueue()
-    rank.listen(lambda number, outcome: heard.put((number, outcome)), heard.put)
+    rank.listen(lambda number, outcome: heard.put((number, outcome)), heard.put, heard.put)
     try:
         yield rank, end, heard
     finally:
@@ -87,6 +88,9 @@ def test_every_message_arrives_as_it_was_sent() -> None:
         outcome = RankOutcome(KEY, None, 100, 0.5, 2)
         end.send(outcome)
         assert heard.get(timeout=TIMEOUT_S) == (1, outcome)
+        usage = RankUsage(1, 2.5, 4096, (GpuUsage("GPU-7", 0.5),))
+        end.send(usage)
+        assert heard.get(timeout=TIMEOUT_S) == usage
 
 
 def test_a_rank_that_gives_up_while_loading_says_why() -> None:

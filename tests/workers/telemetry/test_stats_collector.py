@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from slipstream.kv_transfer.api.ticket import PeerId, TransferKey
+from slipstream.router.protocol.messages import RankUsage
 from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.telemetry.process_usage import ProcessUsage
+from slipstream.workers.telemetry.rank_usage import GroupUsage
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from tests.support.workers.engine_driver import make_limits
@@ -57,19 +56,23 @@ def test_statistics_come_no_more_often_than_once_an_interval_and_only_when_chang
     assert book.due(11.6) is not None
 
 
-def test_processor_time_and_memory_come_with_other_changes_and_not_alone() -> None:
-    transfers = GroupTransfers([RecordingRank()])
-    engine = NativeEngine(make_limits(), FakeExecutor(16, 4, 100))
-    book = StatsCollector(engine, transfers, interval_s=1.0, usage=ProcessUsage())
+def test_what_ranks_take_comes_with_other_changes_and_alone_every_ten_seconds() -> None:
+    transfers, usage = GroupTransfers([RecordingRank()]), GroupUsage()
+    book = StatsCollector(NativeEngine(make_limits(), FakeExecutor(16, 4, 100)), transfers, 1.0, usage=usage)
+    usage.take(RankUsage(1, 7.0, 2000))
+    usage.take(RankUsage(0, 1.0, 1000))
     first = book.due(10.0)
     assert first is not None
-    until_s = time.process_time() + 0.05
-    while time.process_time() < until_s:
-        pass
-    assert book.due(11.0) is None
+    assert [one.rank for one in first.usage] == [0, 1]
+    usage.take(RankUsage(0, 2.0, 1000))
+    assert book.due(11.0) is None  # nothing else has changed
+    assert book.next_due_s() == 20.0
     transfers.sending(TransferKey(PeerId("d", 1), 1))
     second = book.due(12.0)
     assert second is not None
-    before, after = dict(first.counters), dict(second.counters)
-    assert after["cpu_seconds"] > before["cpu_seconds"] > 0
-    assert after["resident_memory_bytes"] > 1_000_000
+    assert second.usage[0].cpu_seconds == 2.0
+    usage.take(RankUsage(0, 3.0, 1000))
+    assert book.due(21.9) is None
+    third = book.due(22.0)
+    assert third is not None
+    assert (third.usage[0].cpu_seconds, third.counters) == (3.0, second.counters)

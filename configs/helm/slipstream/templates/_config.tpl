@@ -47,6 +47,7 @@
 {{- if $v.repository.enabled -}}
 {{- $made := dict "paths" $v.repository.paths "hosts" (int $v.repository.hosts) "instance_port" 8011 -}}
 {{- $_ := set $made "grpc" (dict "host" "0.0.0.0" "port" 8003) -}}
+{{- $_ := set $made "metrics" (dict "host" "0.0.0.0" "port" 8004) -}}
 {{- $_ := set $config "repository" (mergeOverwrite $made (deepCopy $v.repository.settings)) -}}
 {{- end -}}
 {{- $budget := dict -}}

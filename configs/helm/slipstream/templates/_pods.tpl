@@ -95,6 +95,7 @@ spec:
         - {name: admin-api, containerPort: 8002}
         {{- if .Values.repository.enabled }}
         - {name: grpc, containerPort: 8003}
+        - {name: triton-metrics, containerPort: 8004}
         {{- end }}
       env:
         {{- include "slipstream.env" . | nindent 8 }}

@@ -4,14 +4,14 @@ export interface ServerEvent {
   data: string;
 }
 
-/** The events of a response's body, in order. */
-export async function* eventsOf(response: Response): AsyncGenerator<ServerEvent> {
+/** The events of a response's body, in order. Throws Error if nothing comes for `patienceMs`, not even a comment. */
+export async function* eventsOf(response: Response, patienceMs = Infinity): AsyncGenerator<ServerEvent> {
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await within(patienceMs, reader.read());
       if (done) return;
       const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
       rest = blocks.pop() ?? "";
@@ -22,6 +22,20 @@ export async function* eventsOf(response: Response): AsyncGenerator<ServerEvent>
     }
   } finally {
     await reader.cancel();
+  }
+}
+
+async function within<T>(patienceMs: number, reading: Promise<T>): Promise<T> {
+  if (patienceMs === Infinity) return reading;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const silence = new Promise<never>((_, fail) => {
+    const text = `The server has sent nothing for ${patienceMs / 1000} s`;
+    timer = setTimeout(() => fail(new Error(text)), patienceMs);
+  });
+  try {
+    return await Promise.race([reading, silence]);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

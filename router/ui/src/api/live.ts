@@ -2,7 +2,6 @@
 import { signal } from "@preact/signals";
 import { ApiError, send } from "./client";
 import { eventsOf } from "./events";
-
 import { type Changes, EMPTY, type LiveState, withEvent } from "./live_state";
 
 export const live = signal<LiveState>(EMPTY);
@@ -10,6 +9,7 @@ export const live = signal<LiveState>(EMPTY);
 export const liveProblem = signal("");
 
 const RETRY_MS = 2000;
+const PATIENCE_MS = 30_000; // the router sends a comment every 10 s where there is nothing new
 const FINAL = [401, 403, 404]; // trying again would change nothing
 
 /** Follows the cluster until `abort`, through restarts of the router. */
@@ -17,7 +17,7 @@ export async function follow(abort: AbortSignal): Promise<void> {
   while (!abort.aborted) {
     try {
       const response = await send("cluster/live", { abort, headers: { accept: "text/event-stream" } });
-      for await (const event of eventsOf(response)) {
+      for await (const event of eventsOf(response, PATIENCE_MS)) {
         live.value = withEvent(live.value, event.name, JSON.parse(event.data) as Changes);
         liveProblem.value = "";
       }

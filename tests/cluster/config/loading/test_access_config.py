@@ -64,3 +64,26 @@ def test_operators_ask_at_the_admin_port_if_there_is_one() -> None:
     assert state.ask_url == "https://h:1"
     state.admin_url = "http://h:2"
     assert state.ask_url == "http://h:2"
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ("admin_api: {tls: {cert_file: a}}", r"admin_api\.tls\.key_file: must be given beside cert_file"),
+        ("admin_api: {tls: {cert_file: a, key_file: b}}", r"admin_api\.tls\.cert_file: .*/a: No such file"),
+        ("admin_api: {tls: {client_ca_file: a}}", r"admin_api\.tls\.cert_file: must be given beside client_ca_file"),
+        ("admin_api: {tls: {ca_certs: a}}", r"admin_api\.tls\.ca_certs: unknown setting"),
+        (
+            "router: {worker_tls: {cert_file: a, key_file: b, ca_file: c}}",
+            r"router\.worker_tls\.cert_file: .*/a: No such file",
+        ),
+        ("router: {ui: {admin_url: 'https://h:1', admin_tls: {ca_file: a}}}", r"ui\.admin_tls\.ca_file: .*/a: No such"),
+        ("router: {ui: {admin_tls: {ca_file: a}}}", r"router\.ui\.admin_url: must be https"),
+    ],
+)
+def test_what_is_wrong_with_a_certificate_is_said_with_its_key(tmp_path: Path, section: str, complaint: str) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(f"model: {{path: {MODEL_DIR}}}\n{section}\n")
+    with pytest.raises(ConfigError, match=complaint) as wrong:
+        load_config(path)
+    assert len(wrong.value.problems) == 1

@@ -18,7 +18,7 @@ from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 from slipstream.router.protocol.generation import GenerateRequest

@@ -302,7 +302,7 @@ def test_a_grammar_waits_for_the_trial_of_one_whose_client_has_left() -> None:
 
 def test_nobody_imports_the_library_before_the_first_grammar() -> None:
     program = (
-        "import sys, slipstream.router.frontends.front, slipstream.workers.worker; "
+        "import sys, slipstream.router.front.front, slipstream.workers.worker; "
         "sys.exit(any(name.startswith('llguidance') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -15,7 +15,7 @@ from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.endpoints_config import ChatEndpoint, EmbeddingsEndpoint, EndpointsConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
@@ -48,7 +48,7 @@ async def router(holder: SocketHolder, answer: Answer) -> tuple[FailoverServer, 
     models.add(tensor_model("talk", [TEXT], [RESPONSE], is_decoupled=True), answer)
     service = FakeService(lambda _: Script([]))
     front = Front(Catalog(), service, lambda *_: None, lambda: 0, RouterConfig(HttpConfig(port=0)))
-    front.serve_endpoints(TensorEndpoints(CONFIG, KServeServer(models, models), None, Access(), front.flow.bodies))
+    front.serve_endpoints(TensorEndpoints(CONFIG, KServeServer(models, models), None, Access(), front.apis.flow.bodies))
     failover = await asyncio.to_thread(FailoverSession.of_holder, holder.path)
     assert failover is not None
     server = FailoverServer(HttpConfig(port=0), front, ExchangeContext, failover)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.ui.admin_calls import MAX_BODY_BYTES
 from slipstream.router.api.ui.token_trials import MAX_ADDRESSES, MAX_KNOWN, MAX_WRONG, SPAN_S, TokenTrials
-from slipstream.router.config.router_config import HttpConfig
+from slipstream.router.config.router_config import HttpConfig, TlsConfig
 from slipstream.router.config.ui_config import UiConfig
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.http.server import HttpServer
+from slipstream.router.tls.client_tls import ClientTlsConfig
+from tests.support.router.authority import Authority
 from tests.support.router.fake_cluster import run
 from tests.support.router.routing import routing
 
@@ -43,10 +46,13 @@ class PlayedAdminApi:
 
 
 @contextlib.asynccontextmanager
-async def calling(fronts: int = 1, **ui: object) -> AsyncIterator[tuple[PlayedAdminApi, httpx.AsyncClient]]:
+async def calling(
+    fronts: int = 1, tls: TlsConfig | None = None, **ui: object
+) -> AsyncIterator[tuple[PlayedAdminApi, httpx.AsyncClient]]:
     api = PlayedAdminApi()
-    server = HttpServer(HttpConfig(port=0), api.routes, ExchangeContext)
-    config = UiConfig(**{"admin_url": f"http://127.0.0.1:{await server.start()}", **ui})
+    server = HttpServer(HttpConfig(port=0, tls=tls or TlsConfig()), api.routes, ExchangeContext)
+    scheme = "https" if tls is not None else "http"
+    config = UiConfig(**{"admin_url": f"{scheme}://127.0.0.1:{await server.start()}", **ui})
     try:
         async with (
             routing(fronts=fronts, ui=config) as (_, addresses, _),
@@ -139,6 +145,27 @@ def test_an_admin_api_that_does_not_answer_is_named() -> None:
     run(main)
 
 
+def test_an_admin_api_over_tls_is_called_only_if_its_certificate_is_trusted(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    files = authority.issue("driver")
+    served = TlsConfig(files.cert_file, files.key_file)
+    other = Authority(tmp_path / "other").cert
+
+    async def main() -> None:
+        for ca_file, status, said in (
+            (str(authority.cert), 202, '"done"'),
+            (str(other), 502, "certificate verify failed"),
+            (None, 502, "certificate verify failed"),
+            (str(tmp_path / "none"), 502, "ca_file: "),
+        ):
+            async with calling(tls=served, admin_tls=ClientTlsConfig(ca_file)) as (api, client):
+                answer = await client.get("/v1/fleet", headers=RIGHT)
+                assert (answer.status_code, said in answer.text) == (status, True), answer.text
+                assert len(api.asked) == (status == 202)
+
+    run(main)
+
+
 def test_calls_that_are_turned_off_are_not_there() -> None:
     async def main() -> None:
         async with calling(admin_calls=False) as (api, client):
@@ -194,8 +221,13 @@ def test_the_counts_of_many_addresses_take_bounded_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a:1", "http://[::1", "http://a:99999"]
+    "url", ["ftp://a:1", "http://a", "http://a:1/path", "http://:1", "https://a", "http://[::1", "http://a:99999"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="admin_url must be"):
         UiConfig(admin_url=url)
+
+
+def test_certificates_are_refused_where_the_admin_api_is_asked_without_tls() -> None:
+    with pytest.raises(ValueError, match="admin_url must be https://HOST:PORT where there is admin_tls"):
+        UiConfig(admin_url="http://a:1", admin_tls=ClientTlsConfig("ca.pem"))

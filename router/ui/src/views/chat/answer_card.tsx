@@ -1,5 +1,6 @@
 import type { Signal } from "@preact/signals";
 import { useId, useState } from "preact/hooks";
+import { CopyButton } from "../../parts/copy_button";
 import { ExplanationOf } from "../../parts/explanation/explanation";
 import { duration } from "../../parts/format";
 import type { Answer, ToolCall } from "./answer";
@@ -58,11 +59,7 @@ export function AnswerCard({ turn, column, answer, isLast }: AnswerCardProps) {
             Regenerate
           </button>
         )}
-        {!isRunning && shown.content && (
-          <button type="button" class="plain" onClick={() => navigator.clipboard.writeText(shown.content)}>
-            Copy answer
-          </button>
-        )}
+        {!isRunning && shown.content && <CopyButton text={shown.content} title="Copy answer" />}
       </div>
       {isExplained && shown.requestId && (
         <section class="chat-why" aria-label="Why there">

@@ -31,15 +31,18 @@ export function stop(): void {
 /** Asks all columns. Wrong settings are said, and nothing is sent. */
 export function ask(text: string): boolean {
   const fields = checkedFields();
-  if (!fields) return false;
+  if (fields) begin(turns.value, text, fields);
+  return fields !== null;
+}
+
+function begin(earlier: readonly Turn[], text: string, fields: Record<string, unknown>): void {
   const turn: Turn = {
-    id: crypto.randomUUID(),
+    id: `${Date.now()}-${earlier.length}`,
     text,
     answers: columns.value.map((model) => signal(beginAnswer(model))),
   };
-  turns.value = [...turns.value, turn];
+  turns.value = [...earlier, turn];
   for (const column of turn.answers.keys()) void run(turn, column, fields);
-  return true;
 }
 
 /** Asks one column for another answer to the last message. */
@@ -53,9 +56,10 @@ export function regenerate(turn: Turn, column: number): void {
 
 /** Forgets a message and what came after it, and asks another one in its place. */
 export function resend(turn: Turn, text: string): void {
+  const fields = checkedFields();
+  if (!fields) return;
   stop();
-  turns.value = turns.value.slice(0, turns.value.indexOf(turn));
-  ask(text);
+  begin(turns.value.slice(0, turns.value.indexOf(turn)), text, fields);
 }
 
 export function clear(): void {
@@ -167,10 +171,13 @@ export function store(): void {
   }
 }
 
+addEventListener("pagehide", store);
+
+/** What was kept; an answer that was being written has what it had. */
 export function restore(): void {
   const kept = JSON.parse(sessionStorage.getItem(STORED_AS) ?? "null");
   if (!kept || turns.value.length) return;
-  columns.value = kept.columns;
+  columns.value = kept.columns.length ? kept.columns : columns.value;
   settings.value = { ...DEFAULTS, ...kept.settings };
   turns.value = kept.turns.map((turn: { id: string; text: string; answers: Answer[] }) => ({
     ...turn,

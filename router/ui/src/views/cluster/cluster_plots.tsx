@@ -1,8 +1,10 @@
 /** Rates, latencies and attainment over the last minutes. */
+import type { ReadonlySignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { count, duration, percent } from "../../parts/format";
+import { useWhileInSight } from "../../parts/in_sight";
 import { theme } from "../../parts/theme";
 import type { Point } from "./history";
 
@@ -57,11 +59,12 @@ const PLOTS: readonly Plot[] = [
 const HEIGHT = 110;
 const SPAN_S = 300;
 
-export function ClusterPlots({ points }: { points: readonly Point[] }) {
+/** Reads the points itself, so that a new one draws nothing else again. */
+export function ClusterPlots({ points }: { points: ReadonlySignal<readonly Point[]> }) {
   return (
     <section class="cluster-plots" aria-label="Last minutes">
       {PLOTS.map((plot) => (
-        <PlotCard key={plot.title} plot={plot} points={points} />
+        <PlotCard key={plot.title} plot={plot} points={points.value} />
       ))}
     </section>
   );
@@ -70,6 +73,7 @@ export function ClusterPlots({ points }: { points: readonly Point[] }) {
 function PlotCard({ plot, points }: { plot: Plot; points: readonly Point[] }) {
   const place = useRef<HTMLDivElement>(null);
   const drawn = useRef<uPlot | null>(null);
+  const shown = useWhileInSight(place, points);
   const colours = theme.value;
   useEffect(() => {
     const element = place.current;
@@ -88,8 +92,8 @@ function PlotCard({ plot, points }: { plot: Plot; points: readonly Point[] }) {
     };
   }, [plot, colours]);
   useEffect(() => {
-    drawn.current?.setData([points.map((point) => point.time_s), ...plot.lines.map((line) => points.map(line.of))]);
-  }, [points, plot, colours]);
+    drawn.current?.setData([shown.map((point) => point.time_s), ...plot.lines.map((line) => shown.map(line.of))]);
+  }, [shown, plot, colours]);
   const last = points.at(-1);
   return (
     <figure class="cluster-plot">

@@ -42,7 +42,7 @@ export function ClusterView({ item }: { item: string }) {
       <Heading state={state} problem={liveProblem.value} />
       {state.router && (
         <>
-          {state.models.size > 0 && <ClusterPlots points={points.value} />}
+          {state.models.size > 0 && <ClusterPlots points={points} />}
           {[...state.models.values()].map((model) => (
             <ModelPanel key={model.name} model={model} state={state} />
           ))}

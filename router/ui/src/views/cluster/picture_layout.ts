@@ -1,6 +1,7 @@
 /** Where the tiles of the workers are: prefill workers on the left, decode workers on the right, between them the room
  * for what flows from one to the other. */
 import type { Pair, WorkerEntry } from "../../api/live_state";
+import { byName } from "../../parts/order";
 
 export interface Tile {
   worker: WorkerEntry;
@@ -38,8 +39,9 @@ const LARGE = { width: 128, height: 54 };
 const SMALL = { width: 38, height: 30 };
 
 export function layOut(workers: readonly WorkerEntry[]): PictureLayout {
-  const prefill = byName(workers, "prefill");
-  const decode = byName(workers, "decode");
+  const inOrder = byName(workers);
+  const prefill = inOrder.filter((worker) => worker.role === "prefill");
+  const decode = inOrder.filter((worker) => worker.role === "decode");
   const isLarge = workers.length <= MAX_LARGE;
   const { width: tileWidth, height: tileHeight } = isLarge ? LARGE : SMALL;
   const fitting = Math.floor((WIDTH - FLOW_WIDTH + GAP) / (tileWidth + GAP));
@@ -62,12 +64,6 @@ export function layOut(workers: readonly WorkerEntry[]): PictureLayout {
 function columnsOf(numLeft: number, numRight: number, fitting: number): number {
   const share = Math.round((fitting * numLeft) / (numLeft + numRight));
   return Math.max(1, Math.min(fitting - 1, share, Math.ceil(numLeft / MAX_ROWS)));
-}
-
-function byName(workers: readonly WorkerEntry[], role: string): WorkerEntry[] {
-  return workers
-    .filter((worker) => worker.role === role)
-    .sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
 }
 
 /** Curves between the two sides, at the height of their workers: the largest `most` of them. */

@@ -1,9 +1,10 @@
 /** The workers as tiles with their load and pages, and what flows from prefill to decode. The table beside has the same
  * as text, so the picture is hidden from screen readers. */
 import { memo } from "preact/compat";
-import { useMemo } from "preact/hooks";
+import { useMemo, useRef } from "preact/hooks";
 import type { Pair, WorkerEntry } from "../../api/live_state";
 import { bytes } from "../../parts/format";
+import { useWhileInSight } from "../../parts/in_sight";
 import { addressOf } from "../../parts/routing";
 import { pageParts } from "./pages";
 import { flowsOf, layOut, type PictureLayout } from "./picture_layout";
@@ -14,13 +15,22 @@ interface PictureProps {
   spanS: number;
 }
 
-export function WorkerPicture({ workers, pairs, spanS }: PictureProps) {
+export function WorkerPicture(props: PictureProps) {
+  const place = useRef<HTMLElement>(null);
+  const shown = useWhileInSight(place, props);
+  return (
+    <figure ref={place} class="cluster-picture">
+      {shown.workers.length ? <Picture {...shown} /> : <p class="quiet">No worker is connected.</p>}
+    </figure>
+  );
+}
+
+const Picture = memo(function Picture({ workers, pairs, spanS }: PictureProps) {
   const layout = layOut(workers);
   const flows = useMemo(() => flowsOf(layout, pairs), [workers.length, pairs]);
-  if (!workers.length) return <p class="quiet">No worker is connected.</p>;
   const total = pairs.reduce((sum, pair) => sum + pair[3], 0) / spanS;
   return (
-    <figure class="cluster-picture">
+    <>
       <svg viewBox={`0 0 ${layout.width} ${layout.height}`} aria-hidden="true" focusable="false">
         {layout.prefill.length > 0 && <Caption x={0} text={`Prefill · ${layout.prefill.length}`} />}
         {layout.decode.length > 0 && <Caption x={layout.decodeX} text={`Decode · ${layout.decode.length}`} />}
@@ -50,9 +60,9 @@ export function WorkerPicture({ workers, pairs, spanS }: PictureProps) {
         ))}
       </svg>
       <PagesLegend layout={layout} />
-    </figure>
+    </>
   );
-}
+});
 
 function Caption({ x, text }: { x: number; text: string }) {
   return (

@@ -4,6 +4,8 @@ import { useEffect, useRef } from "preact/hooks";
 import { admin } from "../../api/admin";
 import type { WorkerEntry } from "../../api/live_state";
 import { count } from "../../parts/format";
+import { useWhileInSight } from "../../parts/in_sight";
+import { byName } from "../../parts/order";
 import { runAction } from "./actions";
 import { pageParts } from "./pages";
 
@@ -15,7 +17,6 @@ interface TableProps {
 }
 
 export function WorkerTable({ workers, canAct, chosen }: TableProps) {
-  const rows = [...workers.values()].sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
   return (
     <section class="cluster-table" aria-label="Workers">
       <h3>Workers</h3>
@@ -44,7 +45,7 @@ export function WorkerTable({ workers, canAct, chosen }: TableProps) {
             </tr>
           </thead>
           <tbody>
-            {rows.map((worker) => (
+            {byName(workers.values()).map((worker) => (
               <WorkerRow key={worker.name} worker={worker} canAct={canAct} isChosen={worker.name === chosen} />
             ))}
           </tbody>
@@ -54,15 +55,24 @@ export function WorkerTable({ workers, canAct, chosen }: TableProps) {
   );
 }
 
-/** Drawn again only if its worker has changed. */
-const WorkerRow = memo(function WorkerRow(props: { worker: WorkerEntry; canAct: boolean; isChosen: boolean }) {
+function WorkerRow(props: { worker: WorkerEntry; canAct: boolean; isChosen: boolean }) {
   const { worker, canAct, isChosen } = props;
   const row = useRef<HTMLTableRowElement>(null);
+  const shown = useWhileInSight(row, worker);
   useEffect(() => {
     if (isChosen) row.current?.scrollIntoView({ block: "center" });
   }, [isChosen]);
   return (
     <tr ref={row} class={isChosen ? "cluster-chosen" : ""}>
+      <WorkerCells worker={shown} canAct={canAct} />
+    </tr>
+  );
+}
+
+/** Drawn again only if the worker has changed. */
+const WorkerCells = memo(function WorkerCells({ worker, canAct }: { worker: WorkerEntry; canAct: boolean }) {
+  return (
+    <>
       <th scope="row">{worker.name}</th>
       <td>{worker.role}</td>
       <td class={worker.is_draining ? "warning" : ""}>{worker.is_draining ? "draining" : "serves"}</td>
@@ -81,7 +91,7 @@ const WorkerRow = memo(function WorkerRow(props: { worker: WorkerEntry; canAct: 
           <WorkerButtons worker={worker} />
         </td>
       )}
-    </tr>
+    </>
   );
 });
 

@@ -1,7 +1,7 @@
+import { duration } from "../../parts/format";
 import { Link } from "../../parts/routing";
 import type { Answer, OutputTensor } from "./answers";
 import { Curl } from "./curl";
-import { milliseconds } from "./quantities";
 import { OutputView } from "./tensors/output_view";
 
 /** What came of a request: times, outputs, and the command that sends the same. */
@@ -24,8 +24,8 @@ function Summary({ answer }: { answer: Answer }) {
   const first = responses[0];
   return (
     <p class="playground-summary" role="status">
-      {total_ms !== null && <span>took {milliseconds(total_ms / 1000)}</span>}
-      {responses.length > 1 && first && <span>first response after {milliseconds(first.at_ms / 1000)}</span>}
+      {total_ms !== null && <span>took {duration(total_ms / 1000)}</span>}
+      {responses.length > 1 && first && <span>first response after {duration(first.at_ms / 1000)}</span>}
       {(responses.length > 1 || total_ms === null) && <span>{numberOf(responses)}</span>}
       {requestId && (
         <Link to="requests" item={requestId}>
@@ -79,7 +79,7 @@ function Responses({ answer }: { answer: Answer }) {
           <tbody>
             {answer.responses.slice(0, MAX_RESPONSES).map((response, index) => (
               <tr key={index}>
-                <td class="number">{milliseconds(response.at_ms / 1000)}</td>
+                <td class="number">{duration(response.at_ms / 1000)}</td>
                 <td>
                   <code>
                     {response.outputs.map((output) => `${output.name}: ${JSON.stringify(briefOf(output))}`).join(", ")}

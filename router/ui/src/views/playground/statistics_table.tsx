@@ -1,5 +1,5 @@
+import { duration } from "../../parts/format";
 import type { Duration, ModelStatistics } from "./models";
-import { milliseconds } from "./quantities";
 
 const PARTS: readonly (readonly [string, string])[] = [
   ["queue", "Queue"],
@@ -38,7 +38,7 @@ export function StatisticsTable({ statistics }: { statistics: readonly ModelStat
                 <td class="number">{execution_count}</td>
                 {PARTS.map(([name]) => (
                   <td class="number" key={name}>
-                    {milliseconds(meanOf(inference_stats[name]))}
+                    {duration(meanOf(inference_stats[name]))}
                   </td>
                 ))}
               </tr>
@@ -50,6 +50,6 @@ export function StatisticsTable({ statistics }: { statistics: readonly ModelStat
   );
 }
 
-function meanOf(duration: Duration | undefined): number | null {
-  return duration?.count ? Number(duration.ns) / Number(duration.count) / 1e9 : null;
+function meanOf(total: Duration | undefined): number | null {
+  return total?.count ? Number(total.ns) / Number(total.count) / 1e9 : null;
 }

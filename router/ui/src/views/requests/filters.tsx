@@ -4,6 +4,12 @@ import { addressOf, replaceAddress } from "../../parts/routing";
 /** As in the address and in the query of `/v1/requests`. */
 export type Filters = Record<string, string>;
 
+/** With the kind: as chosen, or that of the models there are. */
+export function completed(filters: Filters): Filters {
+  const hasOnlyTensorModels = services.value?.models.every((card) => card.kinds) ?? false;
+  return { ...filters, kind: filters.kind || (hasOnlyTensorModels ? "infer" : "generate") };
+}
+
 const OUTCOMES_OF_GENERATION = [
   "queued",
   "prefill",
@@ -36,9 +42,9 @@ export function FilterForm({ filters, tenants, models, outcomes }: FiltersProps)
       <Choice
         title="Kind"
         value={filters.kind ?? ""}
-        options={["infer"]}
-        all="Generation"
-        names={{ infer: "Tensor models" }}
+        options={["generate", "infer"]}
+        all={null}
+        names={{ generate: "Generation", infer: "Tensor models" }}
         onChange={(kind) => replaceAddress(addressOf("requests", "", { kind, limit: filters.limit ?? "" }))}
       />
       <Choice
@@ -58,7 +64,8 @@ interface ChoiceProps {
   title: string;
   value: string;
   options: readonly string[];
-  all?: string;
+  /** What the choice of none is called; null: there is no such choice. */
+  all?: string | null;
   names?: Record<string, string>;
   onChange: (value: string) => void;
 }
@@ -69,7 +76,7 @@ function Choice({ title, value, options, all = "All", names = {}, onChange }: Ch
     <label class="field">
       {title}
       <select value={value} onChange={(event) => onChange(event.currentTarget.value)}>
-        <option value="">{all}</option>
+        {all !== null && <option value="">{all}</option>}
         {[...shown].map((one) => (
           <option key={one} value={one}>
             {names[one] ?? one.replaceAll("_", " ")}

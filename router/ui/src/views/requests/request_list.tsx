@@ -2,15 +2,15 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { latestRequests, type RequestSummary } from "../../api/requests";
 import { textOf } from "../../parts/notices";
 import { route } from "../../parts/routing";
-import { FilterForm, type Filters } from "./filters";
+import { completed, FilterForm } from "./filters";
 import { RequestTable } from "./request_table";
 
 const REFRESH_MS = 2000;
 
 /** The latest requests, read again while the page is visible. */
 export function RequestList() {
-  const query = route.value.query.toString();
-  const filters: Filters = Object.fromEntries(route.value.query);
+  const filters = completed(Object.fromEntries(route.value.query));
+  const query = new URLSearchParams(filters).toString();
   const [isPaused, setIsPaused] = useState(false);
   const { requests, problem } = useLatest(query, isPaused);
   // What once was among the requests can be chosen until the view is left.

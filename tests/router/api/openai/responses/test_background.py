@@ -25,7 +25,7 @@ from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.config.store_config import StoreConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.failover.journal import Journal
 from slipstream.router.http.server import HttpServer
 from slipstream.router.parsers.parser_names import ParserNames
@@ -216,7 +216,7 @@ async def begun(site: Site, stream: bool) -> dict[str, Any]:
 
 async def all_taken(site: Site, num_tokens: int) -> None:
     """The process has noted so many tokens."""
-    blobs, (request,) = site.handler.store.blobs, site.service.requests
+    blobs, (request,) = site.handler.apis.store.blobs, site.service.requests
     while True:
         journal = Journal.in_file(blobs.path(f"{request.request_id}.journal"))
         tokens = journal.unfinished().tokens.get(0, b"")
@@ -267,7 +267,7 @@ def test_a_kill_at_any_step_leaves_one_whole_response(
             }
             if step not in ("kept", "removed", "forgotten"):
                 assert put_together(events) == response["output"]
-            while await site.handler.store.pinned(JOB):
+            while await site.handler.apis.store.pinned(JOB):
                 await asyncio.sleep(0.005)
         assert files_of(tmp_path) == [response_id]
 
@@ -279,7 +279,7 @@ async def begun_or_killed(site: Site, killed: asyncio.Event) -> dict[str, Any]:
     body = orjson.dumps({"model": MODEL, "input": "hi", "background": True, "stream": True, "seed": 1})
     writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (PATH.encode(), len(body)) + body)
     await killed.wait()
-    (stored,) = (await site.handler.store.page("response", "")).objects  # type: ignore[union-attr]
+    (stored,) = (await site.handler.apis.store.page("response", "")).objects  # type: ignore[union-attr]
     writer.close()
     return {"id": stored.id}
 

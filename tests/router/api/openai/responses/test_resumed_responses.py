@@ -19,7 +19,7 @@ from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.config.store_config import StoreConfig
-from slipstream.router.frontends.front import Front
+from slipstream.router.front.front import Front
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder

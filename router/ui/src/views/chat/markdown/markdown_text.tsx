@@ -1,4 +1,5 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
+import { isCopied } from "../../../parts/copy";
 import { GrowingBlocks } from "./blocks";
 import { harmless } from "./harmless";
 import { codeParts } from "./highlight";
@@ -38,8 +39,7 @@ function addColoursAndCopy(block: HTMLPreElement): void {
   button.className = "plain chat-copy";
   button.textContent = "Copy";
   button.onclick = async () => {
-    await navigator.clipboard.writeText(source);
-    button.textContent = "Copied";
+    button.textContent = (await isCopied(source)) ? "Copied" : "Not copied";
   };
   const around = document.createElement("div");
   around.className = "chat-code";

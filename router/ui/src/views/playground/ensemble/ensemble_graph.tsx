@@ -1,8 +1,8 @@
 import { useMemo } from "preact/hooks";
+import { duration } from "../../../parts/format";
 import { addressOf } from "../../../parts/routing";
 import type { Explained, StepTimes } from "../answers";
 import { type EnsembleStep, type Model, stepsOf } from "../models";
-import { milliseconds } from "../quantities";
 import { graphOf, layoutOf, type PlacedNode } from "./ensemble_layout";
 
 /** The steps of an ensemble with the tensors between them, as a picture and as a table, with the times of a request. */
@@ -54,7 +54,7 @@ function Node({ node, times }: { node: PlacedNode; times: StepTimes | undefined 
       </g>
     );
   }
-  const took = times ? milliseconds((times.ended_s ?? times.started_s) - times.started_s) : "";
+  const took = times ? duration((times.ended_s ?? times.started_s) - times.started_s) : "";
   return (
     <a
       class="playground-node"
@@ -99,8 +99,8 @@ function StepTable(props: { steps: EnsembleStep[]; times: (StepTimes | undefined
               </th>
               <td>{namesOf(step.input_map, "←")}</td>
               <td>{namesOf(step.output_map, "→")}</td>
-              {hasTimes && <td class="number">{milliseconds(times[index]?.queue_s ?? null)}</td>}
-              {hasTimes && <td class="number">{milliseconds(tookOf(times[index]))}</td>}
+              {hasTimes && <td class="number">{duration(times[index]?.queue_s ?? null)}</td>}
+              {hasTimes && <td class="number">{duration(tookOf(times[index]))}</td>}
               {hasTimes && (
                 <td>
                   <Bar times={times[index]} total={total} />

@@ -17,8 +17,8 @@ from slipstream.router.api.ui.live_pages import LivePages
 from slipstream.router.api.ui.page import serve_page
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import RouterConfig
-from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
-from slipstream.router.frontends.tensor_api import EndpointApi
+from slipstream.router.front.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
+from slipstream.router.front.tensor_api import EndpointApi
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.infer.requests.request_record import InferHistory
@@ -51,8 +51,7 @@ class Front(ApiFront):
         tracer: Tracer | None = None,
     ) -> None:
         super().__init__(catalog, service, config, access, tracer)
-        self._serves_jobs = config.frontends == 1  # else the front processes do, so that this one only dispatches
-        has_admin_port = config.admin.port is not None
+        self._runs_jobs = config.frontends == 1  # else the front processes do, so that this one only dispatches
         self._unready_because = unready_because
         self._page = MetricsPage(
             self._metrics,
@@ -61,33 +60,51 @@ class Front(ApiFront):
             num_connections,
             self._access,
             traces=self.trace_counts,
-            store=self.store,
+            store=self.apis.store,
         )
         self._render_tensor_metrics: Callable[[], bytes] | None = None
-        cluster = self._cluster = ClusterPages(service, unready_because)
-        self._admin_routes = ApiRoutes()
-        self._admin_routes.add("GET", "/health/live", self.live)
-        for routes in (self._routes, self._admin_routes):
-            for path in READY_PATHS:
-                routes.add("GET", path, self.ready)
+        self._cluster = ClusterPages(service, unready_because)
         self._live = LiveEntries(service, unready_because, service.history, calls_admin=config.ui.calls_admin)
-        live = LivePages(self._live)
-        for routes in (self._admin_routes,) if has_admin_port else (self._routes, self._admin_routes):
-            routes.add("GET", "/metrics", self.metrics)
-            cluster.add_to(routes)
-            live.add_to(routes)
-        serve_page(config, self._admin_routes, calls_admin=True)
-        workers = WorkerPages(service.worker_port)
-        workers.add_to(self._admin_routes)
+        self._live_pages = LivePages(self._live)
+        self._worker_pages = WorkerPages(service.worker_port)
+        self._request_pages = RequestPages(service.history)
         has_keys = self._access.keys.is_on
-        if has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
-            workers.add_to(self._routes)
-        pages = self._request_pages = RequestPages(service.history)
-        pages.add_to(self._admin_routes)
-        if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
-            pages.add_to(self._routes)
         self._for_people = InfoPages(catalog, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
-        self._for_people.add_to(self._routes, config.http.path_prefix)
+        self._admin_routes = ApiRoutes()
+        self._add_admin_routes(config)
+        self._add_client_routes(config)
+
+    def _add_admin_routes(self, config: RouterConfig) -> None:
+        """For the administrators' port."""
+        routes = self._admin_routes
+        routes.add("GET", "/health/live", self.live)
+        self._add_ready(routes)
+        self._add_cluster_pages(routes)
+        serve_page(config, routes, calls_admin=True)
+        self._worker_pages.add_to(routes)
+        self._request_pages.add_to(routes)
+
+    def _add_client_routes(self, config: RouterConfig) -> None:
+        """Beside the APIs, at the clients' port."""
+        routes = self._routes
+        has_admin_port, has_keys = config.admin.port is not None, self._access.keys.is_on
+        self._add_ready(routes)
+        if not has_admin_port:
+            self._add_cluster_pages(routes)
+        if has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
+            self._worker_pages.add_to(routes)
+        if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
+            self._request_pages.add_to(routes)
+        self._for_people.add_to(routes, config.http.path_prefix)
+
+    def _add_ready(self, routes: ApiRoutes) -> None:
+        for path in READY_PATHS:
+            routes.add("GET", path, self.ready)
+
+    def _add_cluster_pages(self, routes: ApiRoutes) -> None:
+        routes.add("GET", "/metrics", self.metrics)
+        self._cluster.add_to(routes)
+        self._live_pages.add_to(routes)
 
     def admin(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serves one request at the administrators' port, without a key: all clients that reach the port may use it."""

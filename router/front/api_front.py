@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 
@@ -14,20 +13,8 @@ from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.api.anthropic.error_form import anthropic_error, asks_anthropic, error_form
-from slipstream.router.api.anthropic.messages_api import MessagesApi
-from slipstream.router.api.anthropic.model_pages import ModelPagesOfBothApis
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
-from slipstream.router.api.generation.generation_flow import GenerationFlow, SubmitService
-from slipstream.router.api.openai.batches.batch_runner import BatchRunner
-from slipstream.router.api.openai.batches.batches_api import BatchesApi
-from slipstream.router.api.openai.batches.line_server import RoutedLines
-from slipstream.router.api.openai.files.files_api import FilesApi
-from slipstream.router.api.openai.openai_api import OpenAiApi
-from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
-from slipstream.router.api.openai.responses.conversations_api import ConversationsApi
-from slipstream.router.api.openai.responses.response_generator import ResponseGenerator
-from slipstream.router.api.openai.responses.response_store import ResponseStore
-from slipstream.router.api.openai.responses.responses_api import ResponsesApi
+from slipstream.router.api.generation.generation_flow import SubmitService
 from slipstream.router.api.pages.pages import PAGE_PATHS
 from slipstream.router.api.session_headers import session_in
 from slipstream.router.api.ui.page import serve_page
@@ -37,7 +24,8 @@ from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.extensions.loading import load_extensions
 from slipstream.router.extensions.request_hooks import RequestHooks
-from slipstream.router.frontends.tensor_api import EndpointApi, TensorApi
+from slipstream.router.front.client_apis import ClientApis
+from slipstream.router.front.tensor_api import EndpointApi, TensorApi
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.exchange import Handler
 from slipstream.router.http.http_error import ErrorForm, HttpError
@@ -49,7 +37,6 @@ from slipstream.router.observability.refusal_log import RefusalLog
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
 from slipstream.router.process.random_bytes import random_bytes
-from slipstream.router.store.object_store import ObjectStore
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
@@ -63,7 +50,7 @@ CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, nev
 class ApiFront:
     """The handler of an HTTP server."""
 
-    _serves_jobs = True
+    _runs_jobs = True  # batches, and responses in the background
 
     def __init__(
         self,
@@ -73,34 +60,15 @@ class ApiFront:
         access: Access | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        http = config.http
         self._catalog = catalog
         self._metrics = FrontMetrics(entry.model.name for entry in catalog)
         self._access = access or Access()
-        self.store = ObjectStore(config.store, self._metrics.store_errors)
         self._tracer = tracer
         self._refusals = RefusalLog()
-        self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
-        self._max_body_bytes = http.max_body_mib * 1024 * 1024
+        self._open_paths = OPEN_PATHS | {config.http.path_prefix}  # which leads to the home page
+        self._max_body_bytes = config.http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
-        flow = self.flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
-        self.ping_s = http.sse_ping_s
-        self._model_pages = ModelPagesOfBothApis(catalog, service, flow.lookup)
-        self._model_pages.add_to(self._routes)
-        self._openai = OpenAiApi(flow, self._access)
-        self._openai.add_to(self._routes)
-        responses = ResponseStore(self.store)
-        generator = ResponseGenerator(flow, responses)
-        self.background = BackgroundResponses(
-            self.store, responses, generator, self._access.keys, config.background, http.sse_ping_s
-        )
-        ResponsesApi(flow, responses, generator, self.background).add_to(self._routes)
-        ConversationsApi(flow.bodies, responses).add_to(self._routes)
-        MessagesApi(flow).add_to(self._routes)
-        lines = RoutedLines(self._routes, self._access.keys)
-        self.batches = BatchRunner(self.store, lines, config.batches, self._metrics.batch_lines)
-        FilesApi(self.store).add_to(self._routes)
-        BatchesApi(self.store, self.batches, self._routes, config.batches.max_tenant_unfinished).add_to(self._routes)
+        self.apis = ClientApis(catalog, service, self._metrics, self._access, config, self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
         serve_page(config, self._routes, calls_admin=config.admin.port is None)
@@ -123,15 +91,8 @@ class ApiFront:
         return path in self._open_paths or path == "/ui" or path.startswith(PREFIX)
 
     def open(self, cleanup: AsyncExitStack) -> None:
-        """Begins to open the store, and then serves the batches and the responses in the background in it; `cleanup`
-        ends that. Calls of the store wait for it a while, so that nothing else has to."""
-        self.store.start()
-        cleanup.push_async_callback(self.store.close)
-        if self._serves_jobs:
-            self.batches.start()
-            cleanup.push_async_callback(self.batches.stop)
-            self.background.start()
-            cleanup.push_async_callback(self.background.stop)
+        """Begins to open the store of the APIs, and to run the jobs in it; `cleanup` ends that."""
+        self.apis.open(cleanup, runs_jobs=self._runs_jobs)
 
     @property
     def catalog(self) -> Catalog:
@@ -193,10 +154,7 @@ class ApiFront:
 
     def serve_endpoints(self, api: EndpointApi) -> None:
         """Serves tensor models at endpoints of OpenAI's shape from now on."""
-        api.add_to(self._routes)
-        self._model_pages.others = api
-        self._openai.text_models = api
-        self.flow.lookup.other_names = api.text_names
+        self.apis.serve_endpoints(api)
 
     @property
     def body_places(self) -> BodyPlaces | None:
@@ -226,16 +184,15 @@ class ApiFront:
         context = exchange.context
         self._begin_trace(request, context)
         context.session = session_in(request.headers)
-        status, call, began_s = 500, None, time.monotonic()
+        status, hooked = 500, None
         try:
             if not is_open and request.method != "OPTIONS":
-                context.caller = self._access.keys.authenticate(request)
-                if request.path.startswith(ADMIN_PATHS) and not context.caller.is_admin:
-                    raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
+                self._authenticate(request, context)
             if decodes and b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
                 await decode_body(request, self._max_body_bytes)
             if self._hooks is not None:
-                call = await self._hooks.before(request, exchange)
+                hooked = self._hooks.begin(request, exchange)
+                await hooked.before()
             await routes(request, exchange)
             status = exchange.status
         except HttpError as error:
@@ -247,10 +204,16 @@ class ApiFront:
             raise
         finally:
             self._metrics.responses[status] += 1
-            if call is not None and self._hooks is not None:
-                self._hooks.after(call, status, began_s)
+            if hooked is not None:
+                hooked.after(status)
             if context.trace is not None and self._tracer is not None:
                 self._tracer.end(context.trace, status, exchange.request_id)
+
+    def _authenticate(self, request: Request, context: ExchangeContext) -> None:
+        """Sets the caller. Raises HttpError without a valid key, or if the path needs one of an administrator."""
+        context.caller = self._access.keys.authenticate(request)
+        if request.path.startswith(ADMIN_PATHS) and not context.caller.is_admin:
+            raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
 
     def _note_refused(self, error: HttpError, exchange: ApiExchange) -> None:
         context = exchange.context
