@@ -142,7 +142,13 @@ class TensorModels:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         if config.endpoints.is_on:
             self._endpoints = TensorEndpoints(
-                config.endpoints, self.server, pool, access, front.apis.flow.bodies, front.apis.ping_s
+                config.endpoints,
+                self.server,
+                pool,
+                access,
+                front.apis.flow.bodies,
+                front.apis.ping_s,
+                config.http.restricted,
             )
             front.serve_endpoints(self._endpoints)
         front.show_tensor_requests(self.service.history)

@@ -22,6 +22,7 @@ from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
 from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES
+from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.tensor_memory.region_pool import RegionPool
@@ -158,8 +159,10 @@ class RepositoryLab:
         models = ModelRepository((str(self.folder),), options)
         cache = ResponseCache.of_size(self.config.cache_bytes)
         factories = {"": partial(EnsembleVersion, EnsembleContext(self.service, cache))}
-        service, port = self.service, self.port
-        self.repository = RepositoryService(self.config, models, service, port, factories=factories, cache=cache)
+        loads = ExplicitLoads.beside(Path(self.path))
+        self.repository = RepositoryService(
+            self.config, models, self.service, self.port, loads, factories=factories, cache=cache
+        )
         await self.port.start()
 
 
