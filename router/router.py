@@ -226,8 +226,9 @@ class Router:
             return None
         from slipstream.router.tensor_models import TensorModels  # and with it protobuf, which others need not have
 
-        hosts = (self._config.http.host, self._config.worker_host)
-        self.tensors = TensorModels(self._repository, *hosts, self._worker_token, self._instances_path, self.models)
+        self.tensors = TensorModels(
+            self._repository, self._config, self._worker_token, self._instances_path, self.models
+        )
         addresses = await self.tensors.start(self.front, self.service, access, cleanup)
         self.front.show_repository(self._repository_status)
         return addresses

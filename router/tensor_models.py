@@ -20,6 +20,7 @@ from slipstream.router.api.kserve.trace_file import TraceFile
 from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.front.front import Front
 from slipstream.router.infer.ensembles.ensemble_version import EnsembleContext, EnsembleVersion
@@ -60,22 +61,21 @@ log = logging.getLogger(__name__)
 
 class TensorModels:
     """Life cycle: `start`, which begins to load the models; `leave`, `stop_admission` and `drain`; and what `start`
-    left in its `cleanup`. `instances_path` is the Unix socket for instances on this host, `instance_host` the address
-    for others; `host` is where all else listens. `models` are the language models; those that the repository names are
-    `wanted`."""
+    left in its `cleanup`. `instances_path` is the Unix socket for instances on this host; those on others come to the
+    address for workers, over TLS where workers do. `models` are the language models; those that the repository names
+    are `wanted`."""
 
     def __init__(
         self,
         config: RepositoryConfig,
-        host: str,
-        instance_host: str,
+        router: RouterConfig,
         token: str,
         instances_path: Path | None,
         models: RouterModels,
     ) -> None:
         self._config = config
-        self._instance_host = instance_host
-        self._host = host
+        self._router = router
+        self._host = router.http.host
         self._token = token
         self._instances_path = instances_path
         self._models = models
@@ -100,11 +100,14 @@ class TensorModels:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
         pool = self.pool = cleanup.enter_context(RegionPool(config.shared_memory_bytes))
-        sockets = listening_at(self._instance_host, config.instance_port, BACKLOG)
+        sockets = listening_at(self._router.worker_host, config.instance_port, BACKLOG)
         cleanup.callback(close_all, sockets)
         unix_path = "" if self._instances_path is None else str(self._instances_path)
         self.port = InstancePort(
-            InstancePortConfig(self._token, unix_path, num_hosts=config.hosts), pool, self, sockets
+            InstancePortConfig(self._token, unix_path, num_hosts=config.hosts, tls=self._router.worker_tls),
+            pool,
+            self,
+            sockets,
         )
         await self.port.start()
         cleanup.push_async_callback(self.port.stop)
@@ -136,12 +139,18 @@ class TensorModels:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         if config.endpoints.is_on:
             self._endpoints = TensorEndpoints(
-                config.endpoints, self.server, pool, access, front.apis.flow.bodies, front.apis.ping_s
+                config.endpoints,
+                self.server,
+                pool,
+                access,
+                front.apis.flow.bodies,
+                front.apis.ping_s,
+                config.http.restricted,
             )
             front.serve_endpoints(self._endpoints)
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
-        instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
+        instances = Endpoint(self._router.worker_host, sockets[0].getsockname()[1])
         return RepositoryAddresses(
             unix_path or None,
             instances,

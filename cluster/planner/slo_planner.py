@@ -24,10 +24,9 @@ from slipstream.cluster.fleet.fleet_port import FleetState
 from slipstream.cluster.planner.change_history import ChangeHistory
 from slipstream.cluster.planner.decision_context import DecisionContext
 from slipstream.cluster.planner.forecast import Forecast, figures, forecast_of
-from slipstream.cluster.planner.model.corrections import Corrections
-from slipstream.cluster.planner.model.demand import DemandWatch, backlog_of, has_shifted, is_answered, local_share_of
 from slipstream.cluster.planner.model.queueing_model import Outlook
 from slipstream.cluster.planner.model.running_answers import URGENT, attainment_of
+from slipstream.cluster.planner.observed_demand import ObservedDemand
 from slipstream.cluster.planner.planner_decision import (
     AddWorkers,
     PlannerAction,
@@ -68,13 +67,9 @@ class SloPlanner:
         self._config = config
         self.prices = prices
         self._min_workers = min_workers
-        self._watch = DemandWatch()
-        self.corrections = Corrections()
+        self._demand = ObservedDemand()
         self._history = ChangeHistory(config, change_horizon_s)
-        self._router_id = ""
         self._first_total = 0
-        self._busy_s: float | None = None  # when there was last something to do
-        self._behind_since_s: float | None = None
         self._way: tuple[Pools, Pools] | None = None  # of an urgent change: what it made at first, and where it leads
         self._was_short = False  # at the last look the levels were predicted not to be kept
         self._num_late_looks = 0  # in a row, the latest among them, at which most of the answers that ran were late
@@ -122,7 +117,7 @@ class SloPlanner:
 
     def quiet_s(self, now: float) -> float:
         """How long there has been no request."""
-        return now - self._busy_s if self._busy_s is not None else 0.0
+        return self._demand.quiet_s(now)
 
     def is_settling(self, now: float) -> bool:
         """What is seen is not yet of the workers as they are."""
@@ -137,11 +132,11 @@ class SloPlanner:
     def ahead(self, forecast: Forecast, lead_s: float) -> float:
         """How many times what is planned for comes by the time that still more workers could be there, if each takes
         `lead_s`; at least 1."""
-        return max(forecast.growth(self._watch.rate(2.0 * lead_s + self._config.settle_s)), 1.0)
+        return max(forecast.growth(self._demand.watch.rate(2.0 * lead_s + self._config.settle_s)), 1.0)
 
     def kept_lately(self, context: DecisionContext, forecast: Forecast) -> float:
         """The share of the requests that kept the levels lately; 0 while requests pile up."""
-        return 0.0 if self._behind_since_s is not None else attainment_of(context.signals, forecast.running)
+        return 0.0 if self._demand.is_behind else attainment_of(context.signals, forecast.running)
 
     def give(
         self, context: DecisionContext, then: Pools, why: str, actions: tuple[PlannerAction, ...] = ()
@@ -155,21 +150,11 @@ class SloPlanner:
         return self._hold(context, reason, why)
 
     def _observe(self, signals: Signals, now: float) -> None:
-        if signals.router_id != self._router_id:  # its windows begin anew, and what it does not show was not quiet
-            self._router_id = signals.router_id
-            self._watch = DemandWatch()
-            self._busy_s = self._needed_all_s = now
-            self._behind_since_s = None
+        is_other_router = self._demand.see(signals, now)
+        if is_other_router:
             self._history.look_again(now)
-        self._watch.see(signals, now)
-        if self._busy_s is None or signals.num_waiting or signals.num_running or signals.short.num_arrivals:
-            self._busy_s = now
-        if self._needed_all_s is None:
+        if is_other_router or self._needed_all_s is None:
             self._needed_all_s = now
-        if backlog_of(signals) <= 0.0:
-            self._behind_since_s = None
-        elif self._behind_since_s is None:
-            self._behind_since_s = now
 
     def _wake(self, context: DecisionContext) -> PlannerDecision | None:
         """Requests wait, and there is no decode worker, not even a starting one."""
@@ -209,13 +194,12 @@ class SloPlanner:
     def _sleep(self, context: DecisionContext) -> PlannerDecision | None:
         """To zero, where that is wanted and there was no request for long."""
         config = self._config
-        assert self._busy_s is not None
         if not context.pools.total:
             return self._hold(context, "idle", "there is no worker, and no request")
-        if not config.scale_to_zero or context.now - self._busy_s < config.idle_s:
+        if not config.scale_to_zero or self.quiet_s(context.now) < config.idle_s:
             return None
         names = [one.name for one in context.fleet.members if not one.is_leaving]
-        why = f"no request for {context.now - self._busy_s:.0f} s"
+        why = f"no request for {self.quiet_s(context.now):.0f} s"
         return self._change(context, "idle", why, Pools(0, 0), tuple(RemoveWorker(name) for name in names))
 
     def _within_limits(self, context: DecisionContext) -> PlannerDecision | None:
@@ -234,25 +218,29 @@ class SloPlanner:
         forecast = self.forecast(context)
         if forecast is None:
             return self._hold(context, "no_workers", "nothing has been measured yet")
-        context.seen = figures(forecast, self._watch.trend, self.corrections) + self._priced(context, forecast)
-        self._correct(context, forecast)
+        context.seen = figures(forecast, self._demand.watch.trend, self._demand.corrections) + self._priced(
+            context, forecast
+        )
+        self._demand.correct(context, forecast, self._history.changed_s, self._config)
         is_late = forecast.running.is_late(self._config.target_attainment)
         self._num_late_looks = self._num_late_looks + 1 if is_late else 0
         with_room = context.outlook(context.pools, 1.0 + ROOM * self._config.margin)
         if is_late or with_room.attainment < self._config.target_attainment:
             return self._meet_shortage(context, forecast, with_room)
         self._was_short = False
-        if self._behind_since_s is not None and context.signals.oldest_wait_s > context.signals.slo_ttft_s:
+        if self._demand.is_behind and context.signals.oldest_wait_s > context.signals.slo_ttft_s:
             self._needed_all_s = context.now
             why = f"{context.pools} should keep the levels, and requests wait: the corrections follow what is seen"
             return self._hold(context, "holds", why)
-        later = forecast.growth(self._watch.rate(2.0 * self._lead_s(context)))
+        later = forecast.growth(self._demand.watch.rate(2.0 * self._lead_s(context)))
         return self._shrink(context, (1.0 + self._config.margin) * max(later, 1.0))
 
     def forecast(self, context: DecisionContext) -> Forecast | None:
         """What is planned for, by which the context predicts from now on. None as long as nothing has been measured."""
         if context.forecast is None:
-            context.forecast = forecast_of(context.signals, self.corrections, self._watch, self._lead_s(context))
+            context.forecast = forecast_of(
+                context.signals, self._demand.corrections, self._demand.watch, self._lead_s(context)
+            )
             if context.forecast is not None:
                 context.predict = context.forecast.outlook
         return context.forecast
@@ -283,28 +271,6 @@ class SloPlanner:
         late = running.in_time if is_late else None
         shortage = Shortage(current, forecast.planned.per_s, ahead, seen_attainment, late, self._num_late_looks)
         return self._grow(context, shortage)
-
-    def _correct(self, context: DecisionContext, forecast: Forecast) -> None:
-        """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when both
-        were there."""
-        if has_shifted(context.signals):
-            self.corrections.doubt()
-            return
-        if not is_answered(context.signals):
-            return
-        seen, running = forecast.seen, forecast.running
-        answer_s = seen.osl * context.signals.short.itl_s.mean
-        since_s = context.now - max(self._history.changed_s, self._watch.stepped_s) - context.signals.short.span_s
-        if since_s < min(answer_s, self._config.horizon_s):
-            return
-        behind_s = context.now - self._behind_since_s if self._behind_since_s is not None else 0.0
-        is_behind = behind_s >= context.signals.short.span_s
-        if self._behind_since_s is not None and not is_behind:
-            return
-        predicted = forecast.outlook_now(context.pools, local_share_of(context.signals))
-        is_late = running.is_late(self._config.target_attainment)
-        itl_s = running.gap_s * self.corrections.decode if is_late else predicted.itl_s
-        self.corrections.learn(predicted, itl_s, seen.per_s, context.signals, is_behind)
 
     def _shrink(self, context: DecisionContext, factor: float) -> PlannerDecision:
         """The levels are kept. Would they be with fewer, and would they have been all the time?"""
@@ -339,9 +305,8 @@ class SloPlanner:
 
     def _grow(self, context: DecisionContext, shortage: Shortage) -> PlannerDecision:
         """The levels are not kept. What would?"""
-        config, history, now = self._config, self._history, context.now
         current, late, seen = shortage.current, shortage.late, shortage.kept
-        choice = choose(context, shortage, config, history)
+        choice = choose(context, shortage, self._config, self._history)
 
         def kept(predicted: Outlook) -> str:
             """Of the requests, in time; where a cluster is overloaded, those that it could serve."""
@@ -358,9 +323,9 @@ class SloPlanner:
             # It has more room; but roles switch in seconds, and can when there is more to be won.
             context.reject(goal, "not better by more than the model may be off")
             return self._hold(context, "holds", f"{said}, {goal} {kept(context.outlook(goal))}, which is as good")
-        is_urgent = min(current.attainment, seen) < URGENT * config.target_attainment
+        is_urgent = min(current.attainment, seen) < URGENT * self._config.target_attainment
         then = towards(context.pools, goal, self._step(context) * (2 if is_urgent else 1), 3 if is_urgent else 1)
-        is_as_good = seen >= config.target_attainment - HAIR and context.outlook(then).attainment < seen + WORTH
+        is_as_good = seen >= self._config.target_attainment - HAIR and context.outlook(then).attainment < seen + WORTH
         if is_as_good and then not in (goal, context.pools):
             # What is there holds but for a hair, and half the way would be all for a while.
             context.reject(goal, f"{then}, which is the way, is no better than what is there")
@@ -368,12 +333,10 @@ class SloPlanner:
                 context, "holds", f"{said}, {then} {kept(context.outlook(then))}, which is the way to {goal}"
             )
         actions = actions_for(context.pools, then, context.fleet, context.signals)
-        if isinstance(actions, str):
-            context.reject(goal, actions)
-            return self._hold(context, "backed_off", f"{said}; {goal} would do better, but {actions}")
-        if context.waits and not history.may_change(context.pools, then, now):
-            context.reject(goal, history.why_not(now))
-            return self._hold(context, "backed_off", f"{said}; {goal} would do better, but {history.why_not(now)}")
+        hindrance = actions if isinstance(actions, str) else self._hindrance(context, then)
+        if isinstance(actions, str) or hindrance:
+            context.reject(goal, hindrance)
+            return self._hold(context, "backed_off", f"{said}; {goal} would do better, but {hindrance}")
         context.reject(goal, "")
         self._way = (then, goal) if is_urgent and then != goal and goal.total == context.pools.total else None
         reason: Reason = "slo" if choice.holds else "goodput"
@@ -381,6 +344,12 @@ class SloPlanner:
             "" if then == goal else f", of which {then} is the way"
         )
         return self._change(context, reason, why, then, actions)
+
+    def _hindrance(self, context: DecisionContext, then: Pools) -> str:
+        """Why a change has to wait for changes before it; "": it need not."""
+        if context.waits and not self._history.may_change(context.pools, then, context.now):
+            return self._history.why_not(context.now)
+        return ""
 
     def _may_grow(self, context: DecisionContext) -> bool:
         return context.pools.total < context.limits.max_workers

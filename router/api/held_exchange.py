@@ -14,6 +14,7 @@ class NullSink:
 
     date = ""
     draining = False
+    client_address = ""
 
     def send(self, data: bytes | memoryview) -> None: ...
     def abort(self) -> None: ...

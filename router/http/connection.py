@@ -76,6 +76,11 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
     def draining(self) -> bool:
         return self._owner.leaving
 
+    @property
+    def client_address(self) -> str:
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+
     def close_when_idle(self) -> None:
         """Close after the request that is running or on its way, if any."""
         if self._exchange is not None:

@@ -30,6 +30,11 @@ class ResponseSink(Protocol):
         """The connection is to be closed after the response that begins now."""
         ...
 
+    @property
+    def client_address(self) -> str:
+        """The IP address of the other end, which may be a proxy; "" without one."""
+        ...
+
     def send(self, data: bytes | memoryview) -> None: ...
     def abort(self) -> None: ...
     def limit_unsent(self, max_bytes: int) -> None:
@@ -95,6 +100,11 @@ class Exchange(Generic[C]):
     def is_ending(self) -> bool:
         """The server closes its connections: a stream without an end of its own is to end now."""
         return self._sink.draining
+
+    @property
+    def client_address(self) -> str:
+        """The IP address of the other end, which may be a proxy; "" without one, as of a Unix socket."""
+        return self._sink.client_address
 
     def respond(
         self,

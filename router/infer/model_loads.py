@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -274,6 +274,11 @@ class ModelLoads:
             keeps_first_responses=metrics.histogram_latencies,
         )
         return self._new_version(draft, version, recorder, self._ended)
+
+    def note_unloaded(self, model: str, versions: Sequence[str]) -> None:
+        """A router before has unloaded these versions, as the index shows."""
+        if versions:
+            self._versions_of(model).note_unloaded(versions)
 
     async def unload(self, model: str, *, with_dependents: bool = False) -> None:
         """Returns before the requests of its versions have ended, but after those of the ensembles that they serve.

@@ -92,6 +92,11 @@ class ModelVersions(Generic[Runtime]):
                 state.reason = UNLOADED
         return self._leave(set(self._serving))
 
+    def note_unloaded(self, versions: Iterable[str]) -> None:
+        """A router before has unloaded these versions."""
+        for version in versions:
+            self._states.setdefault(version, VersionState(ModelPhase.UNAVAILABLE, UNLOADED))
+
     def ended(self, version: str, runtime: Runtime) -> None:
         """A version that was unloaded has ended."""
         self._leaving.discard(runtime)

@@ -23,7 +23,7 @@ from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ControlCall
-from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
+from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads, ExplicitUnload
 from slipstream.router.model_repository.load_plan import models_at_start
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.repository_error import (
@@ -115,14 +115,18 @@ class RepositoryService:
             self._check_settings()
         names = models_at_start(config.control_mode, self._names, config.load_models)
         asked = await self._asked_before()
-        names = [name for name in dict.fromkeys((*names, *asked)) if asked.get(name, AS_IT_IS) is not None]
+        for name, last in asked.items():
+            if isinstance(last, ExplicitUnload):
+                self._loads.note_unloaded(name, last.versions)
+        own = {name: last for name, last in asked.items() if isinstance(last, ExplicitLoad)}
+        names = [name for name in dict.fromkeys((*names, *own)) if name in own or name not in asked]
         async with self._loads.one_pass(asyncio.Semaphore(config.load_threads)) as loads:
 
-            async def load(name: str) -> None:
-                own = asked.get(name) or AS_IT_IS
-                await self._loads.load_in(loads, name, own.config_json, own.files)
+            async def load_first(name: str) -> None:
+                load = own.get(name, AS_IT_IS)
+                await self._loads.load_in(loads, name, load.config_json, load.files)
 
-            return await asyncio.gather(*map(load, names), return_exceptions=True)
+            return await asyncio.gather(*map(load_first, names), return_exceptions=True)
 
     def _check_settings(self) -> None:
         """Raises ValueError if one is for a model that the repository does not have, and will not have."""
@@ -131,8 +135,8 @@ class RepositoryService:
                 raise ValueError(text)
             log.warning("%s", text)
 
-    async def _asked_before(self) -> dict[str, ExplicitLoad | None]:
-        """What clients of an earlier router have loaded or unloaded (None)."""
+    async def _asked_before(self) -> dict[str, ExplicitLoad | ExplicitUnload]:
+        """What clients of an earlier router have loaded or unloaded."""
         if self._explicit_loads is None or self._config.control_mode != "explicit":
             return {}
         return await asyncio.get_running_loop().run_in_executor(self._files, self._explicit_loads.latest)
@@ -216,7 +220,10 @@ class RepositoryService:
         self._check_explicit()
         await self._loads.unload(model, with_dependents=with_dependents)
         if self._explicit_loads is not None:
-            await asyncio.get_running_loop().run_in_executor(self._files, self._explicit_loads.unloaded, model)
+            versions = self._service.models.get(model)
+            known = [entry.version for entry in versions.entries()] if versions is not None else []
+            note = partial(self._explicit_loads.unloaded, model, known)
+            await asyncio.get_running_loop().run_in_executor(self._files, note)
 
     async def register(self, folder: str, names_by_folder: Mapping[str, str]) -> None:
         """Adds a folder or address of models, some of them with other names than those of their folders. Raises

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.router.instances.frames.frame_connection import FrameConnection
 from slipstream.router.instances.greeting import MAX_HELLO_BYTES, Greeting
@@ -21,6 +21,7 @@ from slipstream.router.tensor_memory.mapped_files import MappedFiles
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
+from slipstream.router.tls.link_tls import LinkTlsConfig
 
 BACKLOG = 512
 BEAT_S = 5.0
@@ -31,7 +32,7 @@ class InstancePortConfig:
     """`unix_path` "": no Unix socket. `token` is the cluster's worker token. An instance whose host and connection are
     both away has ended after `away_s`. Instances of an earlier router that no launch wants are stopped after
     `spare_s`. For `gather_s` after the first host has come, nothing new is started where it has some, or where fewer
-    than `num_hosts` are there."""
+    than `num_hosts` are there. `tls` is for TCP."""
 
     token: str
     unix_path: str = ""
@@ -40,6 +41,7 @@ class InstancePortConfig:
     spare_s: float = 120.0
     gather_s: float = 2.0
     num_hosts: int = 1
+    tls: LinkTlsConfig = field(default_factory=LinkTlsConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,13 @@ class InstancePort:
         observer: PortObserver,
         sockets: Sequence[socket.socket] = (),
     ) -> None:
+        """Raises TlsFileError."""
         if not config.token:
             raise ValueError("instance hosts need a secret token: it is empty")
         self._config = config
         self._pool = pool
         self._sockets = sockets
+        self._tls = config.tls.server_tls("the certificate for instances") if config.tls.is_on else None
         self._epoch = time.time_ns()
         self._files = MappedFiles()
         self._launches = Launches(
@@ -102,8 +106,9 @@ class InstancePort:
         if self._config.unix_path:
             sock = listening_at_path(self._config.unix_path, BACKLOG)
             self._servers.append(await loop.create_unix_server(self._connection, sock=sock, backlog=BACKLOG))
+        tls = self._tls.context if self._tls is not None else None
         for sock in self._sockets:
-            self._servers.append(await loop.create_server(self._connection, sock=sock, backlog=BACKLOG))
+            self._servers.append(await loop.create_server(self._connection, sock=sock, backlog=BACKLOG, ssl=tls))
         self._on_beat()
 
     async def stop(self) -> None:
@@ -184,4 +189,6 @@ class InstancePort:
     def _on_beat(self) -> None:
         self.check_absent()
         self._pool.trim()
+        if self._tls is not None:
+            self._tls.look()
         self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._on_beat)

@@ -19,6 +19,7 @@ from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, S
 from slipstream.router.infer.served_version import ServedVersion
 from slipstream.router.instances.messages import InstanceResponse
 from slipstream.router.language_backends.forms.form_choice import form_of
+from slipstream.router.language_backends.forms.tensor_datatypes import check_datatypes
 from slipstream.router.language_backends.generation.generation_run import GenerationRun, Generations
 from slipstream.router.language_backends.generation.infer_failures import GENERATION_ERRORS, infer_error
 from slipstream.router.language_backends.generation.tensor_generation import RequestForm, TensorGeneration
@@ -160,6 +161,7 @@ class LanguageVersion:
         try:
             completed = config if draft.options.auto_complete else None
             spec = await asyncio.to_thread(draft.complete, self.version, completed)
+            check_datatypes(spec)
         except (OSError, ValueError) as error:
             raise LoadError(f"Invalid argument: {error}") from error
         form.bind(spec)

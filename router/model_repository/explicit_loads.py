@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,13 @@ class ExplicitLoad:
 
     config_json: str = ""
     files: Mapping[str, bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitUnload:
+    """`versions` are those that were known of the model then, which the index still shows."""
+
+    versions: tuple[str, ...] = ()
 
 
 class ExplicitLoads:
@@ -43,12 +50,12 @@ class ExplicitLoads:
         files = {name: base64.b64encode(data).decode() for name, data in (load.files or {}).items()}
         self._write(model, {"model": model, "config": load.config_json, "files": files})
 
-    def unloaded(self, model: str) -> None:
-        self._write(model, {"model": model})
+    def unloaded(self, model: str, versions: Sequence[str] = ()) -> None:
+        self._write(model, {"model": model, "unloaded": list(versions)})
 
-    def latest(self) -> dict[str, ExplicitLoad | None]:
-        """The latest load of each model; None: it was unloaded after that."""
-        found: dict[str, ExplicitLoad | None] = {}
+    def latest(self) -> dict[str, ExplicitLoad | ExplicitUnload]:
+        """What was done last to each model."""
+        found: dict[str, ExplicitLoad | ExplicitUnload] = {}
         if not self.folder.exists():
             return found
         try:
@@ -59,7 +66,8 @@ class ExplicitLoads:
         for path in sorted(self.folder.glob("*.json")):
             with suppress(OSError, ValueError, KeyError, TypeError):  # not one of ours
                 said = json.loads(path.read_bytes())
-                found[said["model"]] = load_of(said) if "config" in said else None
+                model = said["model"]
+                found[model] = load_of(said) if "config" in said else unload_of(said)
         return found
 
     def forget(self) -> None:
@@ -88,3 +96,7 @@ def check_own(folder: Path) -> None:
 def load_of(said: dict[str, Any]) -> ExplicitLoad:
     files = {name: base64.b64decode(data) for name, data in said["files"].items()}
     return ExplicitLoad(said["config"], files or None)
+
+
+def unload_of(said: dict[str, Any]) -> ExplicitUnload:
+    return ExplicitUnload(tuple(version for version in said.get("unloaded", ()) if str(version).isdecimal()))

@@ -17,16 +17,19 @@ log = logging.getLogger(__name__)
 
 
 class ServerTls:
-    """`context` serves every connection. Running ones keep the certificate that they began with. One that has expired,
-    or is not valid yet, is served as well, because some clients do not mind and the others see the reason; the log says
-    so."""
+    """`context` is that of the listening sockets, for good. A new connection goes on with `_current`: that way, an
+    authority that has been removed from the files is trusted no more. Running connections keep what they began with.
+
+    A certificate that has expired, or is not valid yet, is served as well, because some clients do not mind and the
+    others see the reason; the log says so."""
 
     def __init__(self, load: Callable[[ssl.SSLContext], None], files: Sequence[str], what: str) -> None:
         """`load` reads the `files`, of which the first is the certificate, into a context, and raises TlsFileError if
         it cannot. `what` is what the log calls the certificate. Raises TlsFileError."""
         self._load, self._files, self._what = load, files, what
         self._seen = file_times(files)
-        self.context = self._loaded()
+        self.context = self._current = self._loaded()
+        self.context.sni_callback = self._go_on
 
     async def watch(self) -> None:
         """Takes up renewed files, until it is cancelled."""
@@ -42,12 +45,16 @@ class ServerTls:
             return
         self._seen = times
         try:
-            self._loaded()  # apart from the context in use, which would be left with half of a bad pair
-            self._load(self.context)
+            self._current = self._loaded()
         except TlsFileError as error:
             log.error("%s stays as it was: %s", self._what, error)
         else:
             log.info("%s was taken up anew from %s", self._what, self._files[0])
+
+    def _go_on(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """OpenSSL asks this at each handshake, whether the client names a host or not."""
+        if context is not self._current:
+            connection.context = self._current
 
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

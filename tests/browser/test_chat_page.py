@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pytest
 from tests.browser.conftest import SavePicture
 from tests.support.browser.hostile_texts import FORBIDDEN, HOSTILE_TEXTS
 from tests.support.browser.watched_host import WatchedHost, watched_host
+from tests.support.clients.agent_models import make_thinking_model
 from tests.support.clients.scripted_router import ScriptedModel, ScriptedSite, scripted_router
 
 if TYPE_CHECKING:
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from tests.support.browser.page_opener import OpenPage
 
 POEM = "One line.\n\n```python\ndef double(x):\n    return 2 * x\n```\n\n| n | double |\n|---|---|\n| 4 | 8 |\n"
+WEATHER = [
+    {
+        "match": r"weather in (?P<city>\w+)",
+        "reply": "<think>\nI have to look it up.\n</think>\n\n"
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "\\g<city>"}}\n</tool_call>',
+    },
+    {"match": "(?P<weather>sunny|rainy)", "reply": "<think>\nNow I know.\n</think>\n\nIt is \\g<weather> there."},
+]
+TOOL = '{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}'
 LONG = " ".join(f"word{number}" for number in range(400))
 
 
@@ -35,12 +46,14 @@ def site(browser: Browser, other_host: WatchedHost, tmp_path_factory: pytest.Tem
         for name, text in HOSTILE_TEXTS.items()
     ]
     rules += [{"match": "write a poem", "reply": POEM}, {"match": "go on and on", "reply": LONG}]
+    folder = tmp_path_factory.mktemp("chat")
     models = [
-        ScriptedModel("writer", rules, step_s=0.002),
-        ScriptedModel("other", rules, step_s=0.002),
+        ScriptedModel("thinker", WEATHER, make_thinking_model(folder / "thinker")),
+        ScriptedModel("writer", rules, step_s=0.0005),
+        ScriptedModel("other", rules, step_s=0.0005),
         ScriptedModel("slow", [{"match": "on", "reply": LONG}], step_s=0.05),
     ]
-    with scripted_router(tmp_path_factory.mktemp("chat"), models) as site:
+    with scripted_router(folder, models) as site:
         yield site
 
 
@@ -93,6 +106,45 @@ def test_a_running_answer_grows_and_is_stopped(open_page: OpenPage) -> None:
     assert "word399" not in answer.inner_text()
 
 
+def test_an_answer_that_is_being_written_survives_a_reload_as_far_as_it_was(open_page: OpenPage) -> None:
+    page = chat_with(open_page, "slow")
+    say(page, "go on and on")
+    page.get_by_role("article", name="slow").get_by_text("word9").wait_for()
+    page.reload()
+    answer = answer_by(page, "slow")
+    assert "word9" in answer.inner_text()
+    assert answer.get_by_text("stopped").count() == 1
+
+
+def test_reasoning_is_folded_and_a_call_is_continued_with_its_result(open_page: OpenPage) -> None:
+    page = chat_with(open_page, "thinker")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Tools").fill(TOOL)
+    say(page, "What is the weather in Lima?")
+    answer = answer_by(page, "thinker")
+    assert answer.get_by_text("I have to look it up.").is_hidden()
+    answer.get_by_text("Reasoning").click()
+    assert answer.get_by_text("I have to look it up.").is_visible()
+    assert '"city": "Lima"' in answer.locator("pre").inner_text()
+    answer.get_by_label("Result of get_weather").fill("sunny")
+    page.get_by_role("textbox", name="Message").press("Enter")  # nothing but the result
+    page.get_by_text("It is sunny there.").wait_for()
+
+
+def test_a_conversation_is_exported_and_begun_anew(open_page: OpenPage) -> None:
+    page = chat_with(open_page, "writer")
+    say(page, "write a poem")
+    answer_by(page, "writer")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    conversation = json.loads(download.value.path().read_text())
+    assert [turn["text"] for turn in conversation["turns"]] == ["write a poem"]
+    assert conversation["turns"][0]["answers"][0]["content"] == POEM
+    page.get_by_role("button", name="New").click()
+    page.get_by_role("button", name="Begin anew").click()
+    page.get_by_text("Ask something").wait_for()
+
+
 def test_several_models_answer_side_by_side(open_page: OpenPage, picture: SavePicture) -> None:
     page = chat_with(open_page, "writer")
     page.get_by_role("button", name="Add a model").click()
@@ -138,13 +190,12 @@ def test_hostile_answers_stay_harmless(browser: Browser, site: ScriptedSite, oth
         watch.assert_harmless(page)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_chat_has_no_grave_faults_of_accessibility(open_page: OpenPage, scheme: str) -> None:
+def test_a_chat_has_no_grave_faults_of_accessibility(open_page: OpenPage) -> None:
     from tests.support.browser.accessibility import grave_faults
     from tests.support.browser.built_page import require_axe
 
     axe = require_axe()
-    page = chat_with(open_page, "writer", scheme)
+    page = chat_with(open_page, "writer")
     say(page, "write a poem")
     answer_by(page, "writer")
     assert grave_faults(page, axe) == []

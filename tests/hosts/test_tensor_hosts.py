@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.hosts.host_network import Network
 from tests.support.hosts.tensor_hosts import address_of, requests_per_second, start_host, tensor_hosts
+from tests.support.router.authority import Authority
 from tests.support.router.in_loop import in_loop
 from tests.support.router.until import until
 
@@ -30,15 +31,16 @@ async def test_two_hosts_serve_nearly_twice_as_many_requests_as_one(network: Net
 
 
 @in_loop
-async def test_a_host_that_dies_takes_no_request_along_and_its_instance_starts_on_the_other(
+async def test_a_host_that_dies_takes_no_request_along_and_its_instance_starts_on_the_other_over_tls_too(
     network: Network, tmp_path: Path
 ) -> None:
-    async with tensor_hosts(network, tmp_path, 2) as lab:
+    tls = Authority(tmp_path / "ca").issue("host", f"IP:{network.desk_address}")
+    async with tensor_hosts(network, tmp_path, 2, tls) as lab:
         instances = lab.service.models["m"].serving["1"].instances
         assert instances is not None
         network.hosts["two"].kill()
         for number in range(20):
             assert await lab.infer("m", number)
         await until(lambda: instances.hosts == {"one": 2})
-        start_host(network.hosts["two"], tmp_path, address_of(lab.sockets[0]))
+        start_host(network.hosts["two"], tmp_path, address_of(lab.sockets[0]), tls)
         await until(lambda: instances.hosts == {"one": 1, "two": 1})

@@ -11,6 +11,8 @@ import yaml
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_file import load_config
+from slipstream.router.tls.admin_tls import AdminTlsConfig
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from tests.cluster.config.loading.test_config_file import write_model
 from tests.support.k8s.chart_schema import CHART_KINDS
 from tests.support.k8s.rendered_chart import CHART, VALUES, Manifest, of_kind, rendered, served_config, values_of
@@ -121,6 +123,29 @@ def test_prometheus_scrapes_router_and_driver_and_finds_the_runbooks() -> None:
     assert all(
         one["annotations"]["runbook_url"] == f"https://docs/how-to/monitoring/#{one['alert'].lower()}" for one in alerts
     )
+
+
+def test_the_admin_api_and_workers_use_tls_with_secrets_that_are_mounted() -> None:
+    admin = {"secret": "admin-cert", "mutual": True}
+    values = {"tls": {"adminApi": admin, "workers": {"secret": "link-cert", "serverName": "router.example"}}}
+    documents = rendered({**values, "monitoring": {"serviceMonitor": {"enabled": True}}})
+    settings = served_config(documents)
+    tls, link = settings["admin_api"]["tls"], settings["router"]["worker_tls"]
+    assert AdminTlsConfig(**tls).caller.cert_file == tls["cert_file"]
+    assert (tls["server_name"], link["server_name"]) == ("demo-admin.prod.svc", "router.example")
+    assert LinkTlsConfig(**link).mutual
+    for pod in pods(documents):
+        is_head = pod["metadata"]["labels"]["app.kubernetes.io/component"] == "router"
+        paths = {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+        secrets = {volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume}
+        for secret, file in (("link-cert", link["cert_file"]), *([("admin-cert", tls["cert_file"])] * is_head)):
+            assert secret in secrets
+            assert str(Path(file).parent) in paths
+    [monitor] = of_kind(documents, "ServiceMonitor")
+    jsonschema.Draft202012Validator(CHART_KINDS["ServiceMonitor"]).validate(monitor)
+    [driver] = [one for one in monitor["spec"]["endpoints"] if one["port"] == "admin-api"]
+    assert (driver["scheme"], driver["tlsConfig"]["serverName"]) == ("https", tls["server_name"])
+    assert driver["tlsConfig"]["keySecret"] == {"name": "admin-cert", "key": "tls.key"}
 
 
 def test_no_process_is_root_or_writes_to_its_image(documents: list[Manifest]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slipstream.router.tls.link_tls import LinkTlsConfig
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceHostConfig:
     """`router` is the router's instance port: `unix:PATH` or `HOST:PORT`. `name` is unique in the cluster. `logs` is
     the folder for the output of instances, a file for each name and version ("": it is the host's). `cache` is where
     packed environments are unpacked ("": the user's cache). `python` is the interpreter of models that bring none along
-    ("": this one). `node_ip` is what the router shows of it."""
+    ("": this one). `node_ip` is what the router shows of it. `router_tls` is for `HOST:PORT`, and not for a
+    Unix socket."""
 
     router: str
     token: str = field(default="", repr=False)
@@ -19,6 +22,7 @@ class InstanceHostConfig:
     logs: str = ""
     cache: str = ""
     python: str = ""
+    router_tls: LinkTlsConfig = field(default_factory=LinkTlsConfig)
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -3,7 +3,8 @@
     python -m slipstream.workers.instances.host_main --config host.yaml
 
 The file (YAML or JSON) has the fields of `InstanceHostConfig`. SIGTERM and SIGINT let the instances finalize; a second
-signal kills them. Exit codes: 0 after that, 1 if the router refuses the host, 2 for bad settings.
+signal kills them. Exit codes: 0 after that, 1 if the router refuses the host or a certificate cannot be used, 2 for bad
+settings.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.process.log_format import log_to_stderr
+from slipstream.router.tls.tls_files import TlsFileError
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.instances.instance_host import InstanceHost
 from slipstream.workers.instances.router_session import HostRefused
@@ -35,7 +37,7 @@ def main(path: Path) -> None:
     log_to_stderr("instances")
     try:
         uvloop.run(run(config))
-    except (HostRefused, OSError) as error:
+    except (HostRefused, OSError, TlsFileError) as error:
         print(f"error: {config.name}: {error}", file=sys.stderr)
         sys.exit(1)
 

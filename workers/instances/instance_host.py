@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from slipstream.router.instances.host_messages import HostHello, HostWelcome, en
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
+from slipstream.router.tls.tls_files import TlsFileError
 from slipstream.workers.instances.backend_launcher import BackendLauncher
 from slipstream.workers.instances.host_config import InstanceHostConfig, router_address
 from slipstream.workers.instances.instance_table import InstanceTable
 from slipstream.workers.instances.launch_command import Launcher
 from slipstream.workers.instances.python_launcher import PythonLauncher
+from slipstream.workers.instances.router_relay import RouterRelay
 from slipstream.workers.instances.router_session import RouterSession, connect
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 0.1  # the models of a router that comes back wait for it
@@ -37,10 +41,17 @@ class InstanceHost:
         self._table = InstanceTable(launcher, logs, self._report)
         self._session: RouterSession | None = None
         self._unreported: dict[str, tuple[StartInstance, InstanceEnd]] = {}
+        self._router = router_address(config.router)
+        self._relay = RouterRelay(self._router, config.router_tls) if self._uses_tls else None
         self._instances_address = config.router
         self._grace_s = 0.0
+        self._warning = ""
         self._stopping = asyncio.Event()
         self.is_connected = asyncio.Event()
+
+    @property
+    def _uses_tls(self) -> bool:
+        return self._config.router_tls.is_on and not self._router.path
 
     @property
     def num_instances(self) -> int:
@@ -48,8 +59,14 @@ class InstanceHost:
 
     async def run(self) -> None:
         """Connects to the router, again and again, and obeys it until `stop`. Before it returns all instances have
-        ended. Raises HostRefused, and OSError if the folder for logs cannot be made."""
+        ended. Raises HostRefused, OSError if the folder for logs cannot be made, and TlsFileError."""
         await asyncio.to_thread(self._prepare)
+        async with AsyncExitStack() as stack:
+            if self._relay is not None:
+                self._instances_address = await stack.enter_async_context(self._relay.listening())
+            await self._serve_router()
+
+    async def _serve_router(self) -> None:
         logs = asyncio.create_task(self._table.keep_logs_small(), name="logs of the instances")
         try:
             await self._obey()
@@ -71,7 +88,9 @@ class InstanceHost:
     def welcomed(self, welcome: HostWelcome) -> None:
         """For the session."""
         log.info("router %d has welcomed instance host %s", welcome.epoch, self._config.name)
-        self._instances_address = welcome.address
+        self._warning = ""
+        if self._relay is None:
+            self._instances_address = welcome.address
         self.is_connected.set()
         unreported, self._unreported = self._unreported, {}
         for start, end in unreported.values():
@@ -87,6 +106,8 @@ class InstanceHost:
         self._table.stop(launch, grace_s)
 
     def _prepare(self) -> None:
+        if self._uses_tls:
+            self._config.router_tls.client_context()  # files that are wrong from the start are not waited for
         if self._config.logs:
             Path(self._config.logs).mkdir(parents=True, exist_ok=True)
         num_removed = remove_files_of_the_dead()
@@ -109,7 +130,10 @@ class InstanceHost:
         """One connection, until it is lost or the host stops. Returns whether a router has welcomed the host. Raises
         HostRefused."""
         try:
-            session = await connect(router_address(self._config.router), self)
+            session = await connect(self._router, self._config.router_tls, self)
+        except (ssl.SSLError, TlsFileError) as error:
+            self._warn(f"no connection to the router at {self._config.router}: {error}")
+            return False
         except OSError as error:
             log.debug("no router at %s: %s", self._config.router, error)
             return False
@@ -121,8 +145,14 @@ class InstanceHost:
             return True  # the host stops; the router hears of its instances' ends
         self._session = None
         self.is_connected.clear()
-        log.warning("the router was lost: %s", session.ended.result())
+        self._warn(f"the router was lost: {session.ended.result()}")
         return session.is_welcome
+
+    def _warn(self, text: str) -> None:
+        """Once for each reason, however often it is tried."""
+        if text != self._warning:
+            self._warning = text
+            log.warning("%s", text)
 
     def _hello(self) -> HostHello:
         config = self._config

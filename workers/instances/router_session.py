@@ -9,6 +9,7 @@ from slipstream.router.instances.frames.frame_connection import FrameConnection
 from slipstream.router.instances.frames.frame_reader import FrameError, Json, Payload
 from slipstream.router.instances.host_messages import HostWelcome, host_welcome, start_instance
 from slipstream.router.instances.messages import StartInstance
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.workers.instances.host_config import RouterAddress
 
 MAX_FRAME_BYTES = 16 << 20
@@ -75,8 +76,8 @@ class RouterSession:
             self.ended.set_result(end)
 
 
-async def connect(address: RouterAddress, host: Commanded) -> RouterSession:
-    """Raises OSError; TimeoutError after `CONNECT_TIMEOUT_S` is one."""
+async def connect(address: RouterAddress, tls: LinkTlsConfig, host: Commanded) -> RouterSession:
+    """Raises OSError, of which TimeoutError after `CONNECT_TIMEOUT_S` is one, and TlsFileError."""
     loop = asyncio.get_running_loop()
     sessions: list[RouterSession] = []
 
@@ -90,6 +91,9 @@ async def connect(address: RouterAddress, host: Commanded) -> RouterSession:
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         if address.path:
             await loop.create_unix_connection(protocol, address.path)
+        elif tls.is_on:
+            context, name = tls.client_context(), tls.name_of(address.host)
+            await loop.create_connection(protocol, address.host, address.port, ssl=context, server_hostname=name)
         else:
             await loop.create_connection(protocol, address.host, address.port)
     return sessions[0]

@@ -9,15 +9,13 @@ from typing import Protocol
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
-from slipstream.cluster.fleet.fleet_port import FleetError, FleetState
 from slipstream.cluster.fleet.model_fleet import ModelFleet
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.planner.instances.instance_share import instance_shares
-from slipstream.cluster.planner.planner_actions import carry_out
-from slipstream.cluster.planner.planner_decision import PlannerDecision, SetInstances
-from slipstream.cluster.planner.planner_loop import look_on
+from slipstream.cluster.planner.planner_decision import PlannerAction, PlannerDecision, SetInstances
 from slipstream.cluster.planner.shared.cluster_planner import ClusterPlanner
 from slipstream.cluster.planner.shared.shared_loading import shares_of
+from slipstream.cluster.planner.shared.shared_loop import ModelsLoop
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.tensor_signals import TensorSignals
 
@@ -34,7 +32,7 @@ class PlannedInstances(Protocol):
         """Returns before the instances have come or gone."""
 
 
-class ClusterPlannerLoop:
+class ClusterPlannerLoop(ModelsLoop):
     """`signals` of a language model raises OSError while there is no router to ask. `served` is the configuration as it
     is now: models come and go, and operators change bounds, while the planner runs."""
 
@@ -49,47 +47,19 @@ class ClusterPlannerLoop:
         decisions: DecisionLog,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        self._config, self._planner, self._fleet, self._signals = config, planner, fleet, signals
-        self._served, self._instances, self._decisions, self._say = served, instances, decisions, say
+        super().__init__(config, fleet, signals, decisions, say)
+        self._planner, self._served, self._instances = planner, served, instances
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        await look_on(self._config, self.look, self._may_wake, self._decisions)
-
-    def _may_wake(self) -> bool:
-        return any(state.num_decode == 0 for state in self._states().values())
-
-    def _states(self) -> dict[str, FleetState]:
-        return {name: self._fleet.of_model(name).state() for name in self._fleet.models}
-
-    async def look(self) -> dict[str, PlannerDecision]:
-        """A decision for each model, and the beginning of what they ask for."""
+    async def _decide(self) -> dict[str, PlannerDecision]:
         served = self._served()
         shares = shares_of(served)
         self._planner.follow(shares, instance_shares(served.repository))
-        known = {share.name for share in shares}
-        signals = {name: await self._signals(name) for name in self._fleet.models if name in known}
+        signals = await self._signals_of(shares)
         tensors = await self._instances.signals()
-        states = {name: state for name, state in self._states().items() if name in signals}
-        decisions = self._planner.decide(signals, states, tensors, time.monotonic())
-        for name, decision in decisions.items():
-            failed = await self._carry_out(name, decision)
-            self._decisions.add(decision, time.time(), failed, name)
-            if decision.actions:
-                self._say(f"planner: {name}: {decision.why}" + "".join(f"; not done: {one}" for one in failed))
-        return decisions
+        return self._planner.decide(signals, self._states(signals), tensors, time.monotonic())
 
-    async def _carry_out(self, name: str, decision: PlannerDecision) -> tuple[str, ...]:
-        """What could not be done, and why."""
-        failed = []
-        for action in decision.actions:
-            try:
-                if isinstance(action, SetInstances):
-                    await self._instances.resize(action, decision.why)
-                else:
-                    await carry_out(action, self._fleet.of_model(name), self._fleet)
-            except FleetError as error:
-                failed.append(f"{action}: {error.reason}")
-            except OSError as error:
-                failed.append(f"{action}: the router does not answer: {error}")
-        return tuple(failed)
+    async def _begin(self, name: str, action: PlannerAction, why: str) -> None:
+        if isinstance(action, SetInstances):
+            await self._instances.resize(action, why)
+        else:
+            await super()._begin(name, action, why)

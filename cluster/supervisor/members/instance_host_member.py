@@ -63,6 +63,7 @@ class InstanceHostMember:
             name=self.name,
             node_ip=self._place.node_ip,
             logs=str(self._deployment.log_dir or ""),
+            router_tls=self._deployment.config.router.worker_tls,
             python=self._deployment.config.repository.backend_config.get("python", {}).get(PYTHON_RUNTIME, ""),
         )
         self._run = self._actor.run.remote(by_name(config))

@@ -54,7 +54,7 @@ class OpenAiApi:
         arrived_s = time.monotonic()
         body = self._flow.parse(request, exchange, ChatRequest)
         if self.text_models is not None and self.text_models.serves_text(body.model):
-            return await self.text_models.chat(body, exchange)
+            return await self.text_models.chat(request, body, exchange)
         received = self._flow.received(body, exchange, arrived_s, "chatcmpl-")
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._flow.preparation.of_chat(received, body))
@@ -64,7 +64,7 @@ class OpenAiApi:
         arrived_s = time.monotonic()
         body = self._flow.parse(request, exchange, CompletionRequest)
         if self.text_models is not None and self.text_models.serves_text(body.model):
-            return await self.text_models.complete(body, exchange)
+            return await self.text_models.complete(request, body, exchange)
         received = self._flow.received(body, exchange, arrived_s, "cmpl-")
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._flow.preparation.of_completion(received, body))

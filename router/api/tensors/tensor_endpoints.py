@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import Caller
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
+from slipstream.router.api.kserve.http.restricted_apis import ApiRestrictions
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.schema.chat_request import ChatRequest
@@ -23,6 +25,8 @@ from slipstream.router.api.tensors.rerank.pair_scores import PairScores
 from slipstream.router.api.tensors.rerank.rerank_api import RerankApi
 from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokenizers
 from slipstream.router.config.endpoints_config import EndpointsConfig, RerankEndpoint
+from slipstream.router.config.kserve_config import RestrictedApis
+from slipstream.router.http.reader import Request
 from slipstream.router.observability.endpoint_metrics import EndpointCounts
 from slipstream.router.tensor_memory.region_pool import RegionPool
 
@@ -38,11 +42,13 @@ class TensorEndpoints:
         access: Access,
         bodies: BodyParser,
         ping_s: float | None = None,
+        restricted: Sequence[RestrictedApis] = (),
     ) -> None:
-        """`ping_s`: see `Pings`."""
+        """`ping_s`: see `Pings`. Whether inference is `restricted` holds here as for KServe over HTTP."""
         self.table = EndpointTable(config)
         self._config = config
-        self._server = EndpointServer(self.table, tensors.service, pool, access, bodies, tensors.loaded)
+        restrictions = ApiRestrictions(restricted)
+        self._server = EndpointServer(self.table, tensors.service, pool, access, bodies, tensors.loaded, restrictions)
         self._tokenizers = EndpointTokenizers()
         self._texts = TextModelApi(self._server, self._tokenizers, ping_s)
 
@@ -73,11 +79,11 @@ class TensorEndpoints:
     def serves_text(self, name: str) -> bool:
         return self.table.get("chat", name) is not None
 
-    async def chat(self, body: ChatRequest, exchange: ApiExchange) -> None:
-        await self._texts.chat(body, exchange)
+    async def chat(self, request: Request, body: ChatRequest, exchange: ApiExchange) -> None:
+        await self._texts.chat(request, body, exchange)
 
-    async def complete(self, body: CompletionRequest, exchange: ApiExchange) -> None:
-        await self._texts.complete(body, exchange)
+    async def complete(self, request: Request, body: CompletionRequest, exchange: ApiExchange) -> None:
+        await self._texts.complete(request, body, exchange)
 
     def cards(self, caller: Caller) -> list[dict[str, Any]]:
         """What `/v1/models` shows of them."""

@@ -66,7 +66,7 @@ class AdminCalls:
         if not token:
             raise HttpError(401, "The administrator's token is missing.", code="unauthorized")
         exchange.refuse_if_repeated()
-        self._refuse_if_too_many(token)
+        self._refuse_if_too_many(exchange.client_address, token)
         self._num_running += 1
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, request, path)
@@ -76,15 +76,18 @@ class AdminCalls:
         finally:
             self._num_running -= 1
         if answer.status < 300 or answer.status == 401:  # a path that it does not have is a 404 for any token
-            self._trials.note(token, time.monotonic(), is_right=answer.status != 401)
+            is_right = answer.status != 401
+            self._trials.note(exchange.client_address, token, time.monotonic(), is_right=is_right)
         exchange.respond(answer.status, answer.body, answer.content_type, (("cache-control", "no-store"),))
 
-    def _refuse_if_too_many(self, token: bytes) -> None:
+    def _refuse_if_too_many(self, address: str, token: bytes) -> None:
         """Raises HttpError 429."""
-        wait_s = self._trials.wait_s(token, time.monotonic())
+        wait_s = self._trials.wait_s(address, token, time.monotonic())
         if wait_s > 0:
             headers = (("retry-after", str(int(wait_s) + 1)),)
-            raise HttpError(429, "Too many wrong tokens were tried.", code="too_many_tokens", headers=headers)
+            raise HttpError(
+                429, "Too many wrong tokens were tried from this address.", code="too_many_tokens", headers=headers
+            )
         if self._num_running >= MAX_AT_ONCE:
             raise HttpError(
                 429,

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from collections import deque
 
-MAX_WRONG = 20  # in the span
+MAX_WRONG = 20  # of an address, in the span
 SPAN_S = 60.0
 MAX_KNOWN = 64
+MAX_ADDRESSES = 1024  # those whose latest wrong token is the oldest are forgotten
 
 
 class TokenTrials:
-    """Tokens that were right before are never held back, so that wrong ones keep no administrator out who is there
-    already. Digests of them are kept, not the tokens."""
+    """Wrong tokens are counted by the address that they come from, so that they keep no administrator out who is at
+    another one. Tokens that were right before are never held back: behind a proxy all have its address. Digests of
+    them are kept, not the tokens."""
 
     def __init__(self) -> None:
         self._right: dict[bytes, None] = {}  # the latest is last
-        self._wrong_s: deque[float] = deque()
+        self._wrong_s: dict[str, deque[float]] = {}  # by network, the latest is last
 
-    def wait_s(self, token: bytes, now_s: float) -> float:
-        """For how long the token may not be tried; 0: now."""
-        while self._wrong_s and now_s - self._wrong_s[0] >= SPAN_S:
-            self._wrong_s.popleft()
-        if len(self._wrong_s) < MAX_WRONG or digest_of(token) in self._right:
+    def wait_s(self, address: str, token: bytes, now_s: float) -> float:
+        """For how long the token may not be tried from there; 0: now."""
+        wrong_s = self._wrong_s.get(network_of(address), ())
+        recent = [at_s for at_s in wrong_s if now_s - at_s < SPAN_S]
+        if len(recent) < MAX_WRONG or digest_of(token) in self._right:
             return 0.0
-        return self._wrong_s[0] + SPAN_S - now_s
+        return recent[0] + SPAN_S - now_s
 
-    def note(self, token: bytes, now_s: float, *, is_right: bool) -> None:
+    def note(self, address: str, token: bytes, now_s: float, *, is_right: bool) -> None:
         """A token was tried."""
         digest = digest_of(token)
         self._right.pop(digest, None)
@@ -34,8 +37,26 @@ class TokenTrials:
             self._right[digest] = None
             if len(self._right) > MAX_KNOWN:
                 del self._right[next(iter(self._right))]
-        else:
-            self._wrong_s.append(now_s)
+            return
+        network = network_of(address)
+        wrong_s = self._wrong_s.pop(network, None) or deque(maxlen=MAX_WRONG)
+        wrong_s.append(now_s)
+        self._wrong_s[network] = wrong_s
+        if len(self._wrong_s) > MAX_ADDRESSES:
+            del self._wrong_s[next(iter(self._wrong_s))]
+
+
+def network_of(address: str) -> str:
+    """The address itself, and of IPv6 its /64: one host may use any address in it."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # of a Unix socket
+        return address
+    if not isinstance(found, ipaddress.IPv6Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def digest_of(token: bytes) -> bytes:

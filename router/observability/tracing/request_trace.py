@@ -19,11 +19,20 @@ def new_span_id(source: Random) -> str:
     return f"{source.getrandbits(64) or 1:016x}"
 
 
+@dataclass(frozen=True, slots=True)
+class RpcRefusal:
+    """The status of an RPC that was not accepted: gRPC's number and name, and why."""
+
+    code: int
+    name: str
+    message: str
+
+
 @dataclass(slots=True)
 class RequestTrace:
     """One traced request, by HTTP or, where `rpc` names a method, by gRPC. `records` and `asked` are set if it led to
-    generations, `tensor_request` if it was one to a tensor model, `refusal` if it was not admitted. Times are
-    `time.monotonic()` seconds."""
+    generations, `tensor_request` if it was one to a tensor model, `refusal` or `rpc_refusal` if it was not admitted.
+    Times are `time.monotonic()` seconds."""
 
     trace_id: str
     span_id: str
@@ -40,6 +49,7 @@ class RequestTrace:
     refusal: GenerationError | None = None
     tensor_request: InferRecord | None = None
     rpc: str = ""
+    rpc_refusal: RpcRefusal | None = None
 
     def answered(
         self, records: Sequence[RequestRecord], asked: Mapping[str, Value], reasons: Sequence[str] = ()

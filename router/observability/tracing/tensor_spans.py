@@ -8,6 +8,10 @@ from slipstream.router.infer.requests.request_record import InferRecord, StepRec
 from slipstream.router.observability.tracing.request_trace import RequestTrace
 from slipstream.router.observability.tracing.span import Attributes, Span
 
+# Codes of gRPC that OpenTelemetry counts as errors of the server: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL,
+# UNAVAILABLE and DATA_LOSS. Others are a client's mistake.
+FAULTS_OF_SERVERS = frozenset({2, 4, 12, 13, 14, 15})
+
 
 def tensor_attributes(record: InferRecord) -> Attributes:
     """Of the span of the whole request."""
@@ -39,6 +43,10 @@ def rpc_span(trace: RequestTrace) -> Span:
     if record is not None:
         attributes |= tensor_attributes(record)
         error = record.error or "failed" if record.outcome == "failed" else None
+    refusal = trace.rpc_refusal
+    if refusal is not None:
+        attributes |= {"rpc.grpc.status_code": refusal.code, "error.type": refusal.name}
+        error = refusal.message if refusal.code in FAULTS_OF_SERVERS else None
     parent_id = trace.parent.span_id if trace.parent is not None else None
     return Span(method, "server", trace.span_id, parent_id, trace.begin_s, trace.end_s, attributes, error=error)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from slipstream.router.http.reader import Request
 from slipstream.router.infer.requests.request_record import InferHistory
 from slipstream.router.observability.tracing.context import TraceContext
-from slipstream.router.observability.tracing.request_trace import RequestTrace, new_span_id
+from slipstream.router.observability.tracing.request_trace import RequestTrace, RpcRefusal, new_span_id
 
 TRACED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # health checks and scrapes would be noise
 TENSOR_PATHS = "/v2/models/"  # what begins so
@@ -75,9 +75,10 @@ class Tracer:
         if self._tensor_requests is not None:
             trace.tensor_request = self._tensor_requests.get(request_id)
 
-    def end_rpc(self, trace: RequestTrace) -> None:
+    def end_rpc(self, trace: RequestTrace, refusal: RpcRefusal | None = None) -> None:
         """Ends a trace after the response, whether or not it succeeded."""
         trace.end_s = time.monotonic()
+        trace.rpc_refusal = refusal
         self._sink.put(trace)
 
     def _begin(self, method: str, path: str, parent: TraceContext | None) -> RequestTrace | None:

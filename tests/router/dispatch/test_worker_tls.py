@@ -113,6 +113,40 @@ def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(authority: Au
     assert serial() == second
 
 
+def test_an_authority_that_is_exchanged_is_trusted_no_more(tmp_path: Path) -> None:
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    old, new = first.issue("worker"), second.issue("worker")
+    port = first.issue("router")
+    server = replace(port, ca_file=str(tmp_path / "trusted.pem"))
+    trusted = Path(server.ca_file or "")
+    trusted.write_bytes(first.cert.read_bytes())
+    tls = server.server_tls("the certificate for workers")
+
+    def gets_in(worker: LinkTlsConfig) -> bool:
+        async def greeted() -> bool:
+            async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writer.write(b"welcome")
+                writer.close()
+
+            listener = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=tls.context)
+            context = replace(worker, ca_file=str(first.cert)).client_context()
+            async with listener:
+                try:
+                    reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname(), ssl=context)
+                    answer = await reader.read()
+                    writer.close()
+                except OSError:
+                    return False
+            return answer == b"welcome"
+
+        return asyncio.run(greeted())
+
+    assert (gets_in(old), gets_in(new)) == (True, False)
+    trusted.write_bytes(second.cert.read_bytes())
+    tls.look()
+    assert (gets_in(old), gets_in(new)) == (False, True)
+
+
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
     tls = authority.issue("named")
     with pytest.raises(ValueError, match="ca_file must be given beside cert_file, got None"):

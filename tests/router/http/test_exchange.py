@@ -19,6 +19,7 @@ class SlowSink:
     limit_bytes: int = UNSENT_BYTES
     date: str = ""
     draining: bool = False
+    client_address: str = ""
 
     def send(self, data: bytes | memoryview) -> None:
         self.sent.append(data)

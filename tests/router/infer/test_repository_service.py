@@ -132,6 +132,28 @@ async def test_models_load_serve_and_unload(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_the_index_of_the_next_router_shows_what_was_unloaded(tmp_path: Path) -> None:
+    models = dict.fromkeys(("kept", "left", "never"), (PLAIN, DOUBLE))
+    async with repository_lab(tmp_path, models, load_models=("kept", "left")) as lab:
+        await lab.repository.unload("left")
+        await until(lambda: lab.repository.num_running == 1)
+        expected = [
+            IndexEntry("kept", "1", ModelPhase.READY),
+            IndexEntry("left", "1", ModelPhase.UNAVAILABLE, "unloaded"),
+            IndexEntry("never"),
+        ]
+        assert lab.repository.index() == expected
+        await lab.repository.close()
+        await lab.port.stop()
+        await lab.listen()
+        await lab.repository.start()
+        assert lab.repository.index() == expected
+        assert lab.repository.is_server_ready()
+        await lab.repository.load("left")
+        assert await lab.infer("left", 4) == [[8]]
+
+
+@in_loop
 async def test_a_version_that_has_ended_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def left() -> int:
         return sum(isinstance(each, VersionRuntime) for each in gc.get_objects())

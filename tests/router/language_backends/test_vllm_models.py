@@ -175,6 +175,27 @@ def test_metadata_and_configuration_show_what_the_backend_completes(tmp_path: Pa
     asyncio.run(main())
 
 
+WRONG_TENSORS = {
+    'input [{ name: "text_input" data_type: TYPE_INT32 dims: [1] }]': "input 'text_input' must be BYTES, got INT32",
+    'input [{ name: "stream" data_type: TYPE_STRING dims: [1] }]': "input 'stream' must be BOOL or INT8",
+    'output [{ name: "text_output" data_type: TYPE_FP32 dims: [-1] }]': "output 'text_output' must be BYTES, got FP32",
+}
+
+
+def test_a_tensor_of_a_datatype_that_cannot_be_served_fails_the_load_and_no_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        for number, tensors in enumerate(WRONG_TENSORS):
+            write_language_model(tmp_path / "models", f"wrong_{number}", f'backend: "vllm" {tensors}', CHAT_LLM)
+        async with language_lab(tmp_path, exit_on_error=False) as lab:
+            index = await lab.client.get_model_repository_index(as_json=True)
+            shown = sorted((one["name"], one["state"], one["reason"]) for one in index["models"])
+            for number, ((name, state, reason), why) in enumerate(zip(shown, WRONG_TENSORS.values(), strict=True)):
+                assert (name, state) == (f"wrong_{number}", "UNAVAILABLE")
+                assert f"Invalid argument: {why}" in reason
+
+    asyncio.run(main())
+
+
 def test_generate_and_generate_stream_answer(tmp_path: Path) -> None:
     async def main() -> None:
         write_language_model(tmp_path / "models", "chat_llm", arguments=CHAT_LLM)

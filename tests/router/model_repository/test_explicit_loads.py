@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
+from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads, ExplicitUnload
 
 
 def test_the_latest_load_of_each_model_is_remembered(tmp_path: Path) -> None:
@@ -17,9 +17,9 @@ def test_the_latest_load_of_each_model_is_remembered(tmp_path: Path) -> None:
     loads.loaded("a", with_files)
     loads.loaded("b/..", ExplicitLoad())
     loads.loaded("c", ExplicitLoad())
-    loads.unloaded("c")
+    loads.unloaded("c", ["1", "3"])
     found = ExplicitLoads.beside(tmp_path / "c.instances.sock").latest()
-    assert found == {"a": with_files, "b/..": ExplicitLoad(), "c": None}
+    assert found == {"a": with_files, "b/..": ExplicitLoad(), "c": ExplicitUnload(("1", "3"))}
     loads.forget()
     assert loads.latest() == {}
 
@@ -30,6 +30,11 @@ def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
     loads = ExplicitLoads(tmp_path)
     loads.loaded("a", ExplicitLoad())
     assert list(loads.latest()) == ["a"]
+
+
+def test_an_unload_of_an_earlier_release_names_no_versions(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"model": "a"}')
+    assert ExplicitLoads(tmp_path).latest() == {"a": ExplicitUnload()}
 
 
 @pytest.mark.parametrize("whose", ["anyone's", "another user's", "a link"])

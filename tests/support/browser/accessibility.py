@@ -9,15 +9,19 @@ from playwright.sync_api import Page
 
 GRAVE = frozenset({"serious", "critical"})
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+OF_COLOURS = ["color-contrast"]  # the only rule whose outcome differs between the themes
+FIND = "runOnly => axe.run(document, {runOnly, resultTypes: ['violations']})"
 
 
 def grave_faults(page: Page, axe: Path) -> list[str]:
-    """Each with the rule and the elements that break it."""
+    """Each with the rule and the elements that break it, in the light theme and in the dark one."""
     page.evaluate(axe.read_text())
-    found: dict[str, Any] = page.evaluate(
-        "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", RULES
-    )
-    return [described(fault) for fault in found["violations"] if fault["impact"] in GRAVE]
+    page.emulate_media(color_scheme="light")
+    found: dict[str, Any] = page.evaluate(FIND, RULES)
+    page.emulate_media(color_scheme="dark")
+    in_dark: dict[str, Any] = page.evaluate(FIND, {"type": "rule", "values": OF_COLOURS})
+    faults = [fault for one in (found, in_dark) for fault in one["violations"]]
+    return [described(fault) for fault in faults if fault["impact"] in GRAVE]
 
 
 def described(fault: dict[str, Any]) -> str:

@@ -7,10 +7,18 @@ from playwright.sync_api import Page
 FOCUSED_NAME = """
 (() => {
   const one = document.activeElement;
-  return (one.getAttribute("aria-label") || one.labels?.[0]?.innerText || one.innerText || "").trim();
+  if (one === document.body) return "";
+  const name = one.getAttribute("aria-label") || one.labels?.[0]?.innerText || one.innerText || "";
+  return name.trim().replace(/\\s+/g, " ");
 })()
 """
 MOST_TABS = 80
+
+
+def focused(page: Page) -> str:
+    """The name of the element that has the focus; empty if none has."""
+    name: str = page.evaluate(FOCUSED_NAME)
+    return name
 
 
 def tab_to(page: Page, name: str) -> None:
@@ -18,7 +26,7 @@ def tab_to(page: Page, name: str) -> None:
     names: list[str] = []
     while len(names) < MOST_TABS:
         page.keyboard.press("Tab")
-        names.append(page.evaluate(FOCUSED_NAME))
+        names.append(focused(page))
         if names[-1] == name:
             return
     raise AssertionError(f"{name!r} is not reached by Tab, but {names}")

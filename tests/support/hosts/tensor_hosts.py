@@ -9,14 +9,18 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from slipstream.router.process.listening import listening_at
+from slipstream.router.tls.link_tls import LinkTlsConfig
+from slipstream.workers.instances.host_config import InstanceHostConfig
 from tests.support.hosts.host_network import Host, Network
 from tests.support.router.repository_lab import TOKEN, RepositoryLab, repository_lab
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_CLIENTS = 8
+NO_TLS = LinkTlsConfig()
 TENSORS = """input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }"""
 WAITS = """
@@ -32,10 +36,11 @@ def address_of(sock: socket.socket) -> str:
     return f"{host}:{port}"
 
 
-def start_host(host: Host, folder: Path, address: str) -> None:
+def start_host(host: Host, folder: Path, address: str, tls: LinkTlsConfig = NO_TLS) -> None:
     """An instance host. It has shared memory of its own, as another machine has."""
     config = folder / f"{host.name}.json"
-    config.write_text(json.dumps({"router": address, "token": TOKEN, "name": host.name, "logs": str(folder)}))
+    settings = InstanceHostConfig(address, TOKEN, host.name, logs=str(folder), router_tls=tls)
+    config.write_text(json.dumps(asdict(settings)))
     program = f"{sys.executable} -m slipstream.workers.instances.host_main --config {config}"
     command = ["sh", "-c", f"mount -t tmpfs tmpfs /dev/shm && exec {program}"]
     with (folder / f"{host.name}.log").open("wb") as output:
@@ -43,15 +48,17 @@ def start_host(host: Host, folder: Path, address: str) -> None:
 
 
 @asynccontextmanager
-async def tensor_hosts(network: Network, folder: Path, num_hosts: int) -> AsyncIterator[RepositoryLab]:
+async def tensor_hosts(
+    network: Network, folder: Path, num_hosts: int, tls: LinkTlsConfig = NO_TLS
+) -> AsyncIterator[RepositoryLab]:
     """The model `m` waits 5 ms for each request and has one instance for each host."""
     with listening_at(network.desk_address, 0, 16)[0] as sock:
         models = {"m": (f"{TENSORS} instance_group {{ kind: KIND_CPU count: {num_hosts} }}", WAITS)}
         hosts = [network.hosts.get(name) or network.add_host(name) for name in ("one", "two")[:num_hosts]]
         for host in hosts:
-            start_host(host, folder, address_of(sock))
+            start_host(host, folder, address_of(sock), tls)
         try:
-            async with repository_lab(folder, models, sockets=[sock], hosts=num_hosts) as lab:
+            async with repository_lab(folder, models, sockets=[sock], tls=tls, hosts=num_hosts) as lab:
                 yield lab
         finally:
             for host in hosts:

@@ -110,6 +110,13 @@ SERVICE_MONITOR = fields(
             interval=STRING,
             relabelings=many(fields(*("targetLabel", "replacement"), targetLabel=STRING, replacement=STRING)),
             authorization=fields("credentials", type=STRING, credentials=KEY_SELECTOR),
+            scheme=STRING,
+            tlsConfig=fields(
+                serverName=STRING,
+                ca=fields("secret", secret=KEY_SELECTOR),
+                cert=fields("secret", secret=KEY_SELECTOR),
+                keySecret=KEY_SELECTOR,
+            ),
         )
     ),
 )

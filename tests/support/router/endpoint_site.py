@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from slipstream.router.api.tensors.tensor_endpoints import TensorEndpoints
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.endpoints_config import EndpointsConfig
-from slipstream.router.config.kserve_config import KServeHttpConfig
+from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.front.front import Front
@@ -118,6 +118,7 @@ async def endpoint_site(
     keys: Path | None = None,
     store: Path | None = None,
     loaded: asyncio.Event | None = None,
+    restricted: Sequence[RestrictedApis] = (),
 ) -> AsyncIterator[EndpointSite]:
     """Ends with nothing leased and nothing running."""
     access = Access(AccessConfig(str(keys)) if keys is not None else None)
@@ -127,8 +128,8 @@ async def endpoint_site(
         kserve = KServeServer(models, models, loaded=loaded or event_that_is_set())
         router = RouterConfig(HttpConfig(port=0), store=StoreConfig(directory=str(store) if store else None))
         front = Front(Catalog(), service, lambda *_: None, lambda: 0, router, access)
-        front.serve_tensors(KServeApi(kserve, pool, KServeHttpConfig(), access))
-        endpoints = TensorEndpoints(config, kserve, pool, access, front.apis.flow.bodies)
+        front.serve_tensors(KServeApi(kserve, pool, KServeHttpConfig(restricted=tuple(restricted)), access))
+        endpoints = TensorEndpoints(config, kserve, pool, access, front.apis.flow.bodies, restricted=restricted)
         front.serve_endpoints(endpoints)
         server = HttpServer(
             HttpConfig(port=0),

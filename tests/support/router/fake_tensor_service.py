@@ -119,6 +119,7 @@ class FakeTensorService:
     running: set[FakeSubmission] = field(default_factory=set)
     loads: list[tuple[str, str, Mapping[str, bytes] | None]] = field(default_factory=list)
     unloads: list[tuple[str, bool]] = field(default_factory=list)
+    refusal: InferError | None = None  # of every request, if any
     is_ready_now: bool = True
     num_leased: int = 0
 
@@ -144,6 +145,8 @@ class FakeTensorService:
     def submit(self, request: InferRequest, receiver: ResponseReceiver) -> FakeSubmission:
         submission = FakeSubmission(self, request, receiver)
         try:
+            if self.refusal is not None:
+                raise self.refusal
             self.checks[request.model].check(request)
         except InferError:
             if request.release is not None:

@@ -27,9 +27,11 @@ from slipstream.router.instances.messages import (
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensors.infer_error import InferErrorCode
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from tests.support.router.scripted_instance import OTHER_MEMORY, TIMEOUT_S, TOKEN, Peer, host_peer, instance_peer
 
 POOL_BYTES = 64 << 20
+NO_TLS = LinkTlsConfig()
 
 
 class RecordingOwner:
@@ -137,18 +139,17 @@ async def instance_lab(
     spare_s: float = 60.0,
     gather_s: float = 0.0,
     num_hosts: int = 1,
+    tls: LinkTlsConfig = NO_TLS,
 ) -> AsyncIterator[Lab]:
     """At the end no lease may be left."""
     observer = RecordingObserver()
     path = str(folder / "instances.sock")
+    config = InstancePortConfig(
+        TOKEN, path, away_s=away_s, spare_s=spare_s, gather_s=gather_s, num_hosts=num_hosts, tls=tls
+    )
     with RegionPool(POOL_BYTES) as pool:
         lab = Lab(
-            InstancePort(
-                InstancePortConfig(TOKEN, path, away_s=away_s, spare_s=spare_s, gather_s=gather_s, num_hosts=num_hosts),
-                pool,
-                observer,
-                sockets,
-            ),
+            InstancePort(config, pool, observer, sockets),
             pool,
             observer,
             path,

@@ -22,6 +22,7 @@ from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
 from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES
+from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.tensor_memory.region_pool import RegionPool
@@ -29,11 +30,13 @@ from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, SequenceFlags
 from slipstream.router.tensors.infer_service import Submission
 from slipstream.router.tensors.tensor import Tensor
+from slipstream.router.tls.link_tls import LinkTlsConfig
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.instances.instance_host import InstanceHost
 
 TIMEOUT_S = 20.0
 TOKEN = "secret"
+NO_TLS = LinkTlsConfig()
 HEAD = """
 import os, time
 import numpy as np
@@ -84,6 +87,7 @@ class RepositoryLab:
     config: RepositoryConfig
     path: str  # of the port
     sockets: Sequence[socket.socket] = ()  # of the port, for hosts in other networks
+    tls: LinkTlsConfig = NO_TLS  # on these
     service: TensorService = field(init=False)
     repository: RepositoryService = field(init=False)
     port: InstancePort = field(init=False)
@@ -145,7 +149,7 @@ class RepositoryLab:
         """The port and the repository, of the first router or of the next one."""
         self.service = TensorService()
         away_s = 2.0 if self.sockets else 10.0
-        config = InstancePortConfig(TOKEN, self.path, away_s=away_s, num_hosts=self.config.hosts)
+        config = InstancePortConfig(TOKEN, self.path, away_s=away_s, num_hosts=self.config.hosts, tls=self.tls)
         self.port = InstancePort(config, self.pool, self, self.sockets)
         further = self.config.backend_directory
         options = ReadOptions(
@@ -155,14 +159,21 @@ class RepositoryLab:
         models = ModelRepository((str(self.folder),), options)
         cache = ResponseCache.of_size(self.config.cache_bytes)
         factories = {"": partial(EnsembleVersion, EnsembleContext(self.service, cache))}
-        service, port = self.service, self.port
-        self.repository = RepositoryService(self.config, models, service, port, factories=factories, cache=cache)
+        loads = ExplicitLoads.beside(Path(self.path))
+        self.repository = RepositoryService(
+            self.config, models, self.service, self.port, loads, factories=factories, cache=cache
+        )
         await self.port.start()
 
 
 @asynccontextmanager
 async def repository_lab(
-    tmp_path: Path, models: Mapping[str, tuple[str, str]], *, sockets: Sequence[socket.socket] = (), **settings: Any
+    tmp_path: Path,
+    models: Mapping[str, tuple[str, str]],
+    *,
+    sockets: Sequence[socket.socket] = (),
+    tls: LinkTlsConfig = NO_TLS,
+    **settings: Any,
 ) -> AsyncIterator[RepositoryLab]:
     """`models` are configurations and code of Python models, by name, beside what is in the folder `models` already.
     With `sockets`, hosts come from elsewhere. At the end nothing of them may be left."""
@@ -170,7 +181,7 @@ async def repository_lab(
     folder.mkdir(exist_ok=True)
     config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
     pool, path = RegionPool(64 << 20), str(tmp_path / "port")
-    lab = RepositoryLab(folder, pool, config, path, sockets)
+    lab = RepositoryLab(folder, pool, config, path, sockets, tls)
     for name, (text, code) in models.items():
         lab.write(name, text, code)
     await lab.listen()

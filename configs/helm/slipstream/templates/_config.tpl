@@ -11,6 +11,23 @@
 {{- toYaml (mergeOverwrite $made (deepCopy $pool.settings)) -}}
 {{- end -}}
 
+{{- define "slipstream.adminTls" -}}
+cert_file: /etc/slipstream-admin-tls/tls.crt
+key_file: /etc/slipstream-admin-tls/tls.key
+ca_file: /etc/slipstream-admin-tls/ca.crt
+{{- if .Values.tls.adminApi.mutual }}
+client_ca_file: /etc/slipstream-admin-tls/ca.crt
+{{- end }}
+server_name: {{ include "slipstream.adminServerName" . }}
+{{- end -}}
+
+{{- define "slipstream.workerTls" -}}
+cert_file: /etc/slipstream-worker-tls/tls.crt
+key_file: /etc/slipstream-worker-tls/tls.key
+ca_file: /etc/slipstream-worker-tls/ca.crt
+server_name: {{ default (printf "%s.%s.svc" (include "slipstream.name" .) .Release.Namespace) .Values.tls.workers.serverName }}
+{{- end -}}
+
 {{- define "slipstream.config" -}}
 {{- $v := .Values -}}
 {{- $config := dict "name" "slipstream" "ray" (dict "address" "auto") -}}
@@ -22,8 +39,15 @@
 {{- if include "slipstream.apiKeysSecret" . -}}
 {{- $_ := set $router "access" (dict "keys_file" (printf "/etc/slipstream-keys/%s" $v.auth.apiKeys.key)) -}}
 {{- end -}}
+{{- if $v.tls.workers.secret -}}
+{{- $_ := set $router "worker_tls" (include "slipstream.workerTls" . | fromYaml) -}}
+{{- end -}}
 {{- $_ := set $config "router" $router -}}
-{{- $_ := set $config "admin_api" (dict "host" "0.0.0.0" "port" 8002 "token_file" "/etc/slipstream-admin/token") -}}
+{{- $admin := dict "host" "0.0.0.0" "port" 8002 "token_file" "/etc/slipstream-admin/token" -}}
+{{- if $v.tls.adminApi.secret -}}
+{{- $_ := set $admin "tls" (include "slipstream.adminTls" . | fromYaml) -}}
+{{- end -}}
+{{- $_ := set $config "admin_api" $admin -}}
 {{- $_ := set $config "kv_transfer" (dict "tls" "all") -}}
 {{- $_ := set $config "engine" (mergeOverwrite (dict "device" $v.engine.device "kv_cache_mib" $v.engine.kvCacheMib) (deepCopy $v.engine.settings)) -}}
 {{- $prefill := include "slipstream.pool" (dict "root" . "role" "prefill" "pool" $v.pools.prefill) | fromYaml -}}

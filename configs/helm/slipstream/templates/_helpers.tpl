@@ -65,6 +65,10 @@ app.kubernetes.io/component: router
 {{ ternary "https" "http" (ne .Values.tls.secret "") }}
 {{- end -}}
 
+{{- define "slipstream.adminServerName" -}}
+{{ default (printf "%s-admin.%s.svc" (include "slipstream.name" .) .Release.Namespace) .Values.tls.adminApi.serverName }}
+{{- end -}}
+
 {{/* What values cannot be together. */}}
 {{- define "slipstream.check" -}}
 {{- if and (not .Values.models) (not .Values.repository.enabled) -}}

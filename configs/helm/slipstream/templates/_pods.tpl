@@ -19,6 +19,9 @@ imagePullSecrets:
 {{- if .Values.modelVolume.enabled }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
+{{- if .Values.tls.workers.secret }}
+- {name: worker-tls, mountPath: /etc/slipstream-worker-tls, readOnly: true}
+{{- end }}
 {{- end -}}
 
 {{/* The root file system is read-only: all that is written goes here. */}}
@@ -33,6 +36,9 @@ imagePullSecrets:
 {{- end }}
 {{- if .Values.modelVolume.enabled }}
 - {name: models, persistentVolumeClaim: {claimName: {{ .Values.modelVolume.claimName }}, readOnly: true}}
+{{- end }}
+{{- with .Values.tls.workers.secret }}
+- {name: worker-tls, secret: {secretName: {{ . }}}}
 {{- end }}
 {{- end -}}
 
@@ -135,6 +141,9 @@ spec:
         {{- if .Values.tls.secret }}
         - {name: tls, mountPath: /etc/slipstream-tls, readOnly: true}
         {{- end }}
+        {{- if .Values.tls.adminApi.secret }}
+        - {name: admin-tls, mountPath: /etc/slipstream-admin-tls, readOnly: true}
+        {{- end }}
   volumes:
     {{- include "slipstream.volumes" . | nindent 4 }}
     - {name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}
@@ -148,6 +157,9 @@ spec:
     {{- end }}
     {{- with .Values.tls.secret }}
     - {name: tls, secret: {secretName: {{ . }}}}
+    {{- end }}
+    {{- with .Values.tls.adminApi.secret }}
+    - {name: admin-tls, secret: {secretName: {{ . }}}}
     {{- end }}
 {{- end -}}
 

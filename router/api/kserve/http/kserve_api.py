@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -22,12 +21,13 @@ from slipstream.router.api.kserve.http.kserve_error import (
 from slipstream.router.api.kserve.http.large_bodies import LargeBodies
 from slipstream.router.api.kserve.http.memory_calls import MemoryCalls
 from slipstream.router.api.kserve.http.repository_calls import RepositoryCalls
+from slipstream.router.api.kserve.http.restricted_apis import ApiRestrictions
 from slipstream.router.api.kserve.http.server_pages import ServerPages
 from slipstream.router.api.kserve.http.setting_calls import SettingCalls
 from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
-from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis, RestrictedName
-from slipstream.router.http.http_error import ErrorForm, HttpError, router_restarted
+from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedName
+from slipstream.router.http.http_error import ErrorForm, router_restarted
 from slipstream.router.http.reader import Request
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
@@ -66,7 +66,7 @@ class KServeApi:
         memory, settings = MemoryCalls(server), SettingCalls(server)
         self.body_places = LargeBodies(pool, config.max_input_bytes) if pool is not None else None
         self._loaded = server.loaded
-        self._restricted = by_group(config.restricted)
+        self._restrictions = ApiRestrictions(config.restricted)
         self._calls = {
             "infer": ApiCall(infer.infer, POST, "inference"),
             "generate": ApiCall(generate.generate, POST, "inference"),
@@ -118,21 +118,8 @@ class KServeApi:
 
     def _check(self, call: ApiCall, request: Request, exchange: ApiExchange) -> None:
         """Raises HttpError."""
-        for restricted in self._restricted.get(call.group, ()):
-            value = request.headers.get(restricted.header.lower().encode(), b"")
-            if not hmac.compare_digest(value, restricted.value.encode()):
-                raise HttpError(
-                    403, f"This API is restricted, expecting header '{restricted.header}'", code="restricted"
-                )
+        self._restrictions.check(call.group, request)
         if request.method not in call.methods:
             raise not_allowed()
         if call.for_admin and not exchange.context.caller.is_admin:
             raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
-
-
-def by_group(restricted: tuple[RestrictedApis, ...]) -> dict[str, list[RestrictedApis]]:
-    groups: dict[str, list[RestrictedApis]] = {}
-    for one in restricted:
-        for group in one.apis:
-            groups.setdefault(group, []).append(one)
-    return groups

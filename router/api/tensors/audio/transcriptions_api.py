@@ -52,7 +52,7 @@ class TranscriptionsApi:
 
     async def _serve(self, request: Request, exchange: ApiExchange, task: Task) -> None:
         form = await asyncio.to_thread(TranscriptionForm.of, request)
-        async with self._server.call("transcriptions", form.model, exchange) as call:
+        async with self._server.call("transcriptions", form.model, request, exchange) as call:
             config = cast(TranscriptionsEndpoint, call.config)
             run = SpeechRun(call, config, form, task)
             call.admit(0)  # before the file is decoded, which takes time and memory

@@ -24,6 +24,7 @@ from slipstream.router.api.tensors.text.endpoint_tokenizer import EndpointTokeni
 from slipstream.router.api.tensors.text.text_source import TextSource
 from slipstream.router.config.endpoints_config import ChatEndpoint
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.reader import Request
 from slipstream.router.process.random_bytes import random_bytes
 
 TextFormat = ChatFormat | CompletionFormat
@@ -37,10 +38,10 @@ class TextModelApi:
         self._tokenizers = tokenizers
         self._ping_s = ping_s
 
-    async def chat(self, body: ChatRequest, exchange: ApiExchange) -> None:
+    async def chat(self, request: Request, body: ChatRequest, exchange: ApiExchange) -> None:
         """The next message of a conversation."""
         check_served(body)
-        async with self._server.call("chat", body.model, exchange) as call:
+        async with self._server.call("chat", body.model, request, exchange) as call:
             config = cast(ChatEndpoint, call.config)
             model = call.model()
             source = await self._source(model, config, "messages")
@@ -53,12 +54,12 @@ class TextModelApi:
                 call, TextAnswer(body, form, source, prompt, system_text(body.messages)), model, exchange
             )
 
-    async def complete(self, body: CompletionRequest, exchange: ApiExchange) -> None:
+    async def complete(self, request: Request, body: CompletionRequest, exchange: ApiExchange) -> None:
         """The continuation of a text."""
         check_served(body)
         if len(body.texts) != 1:
             raise unsupported("prompt")
-        async with self._server.call("chat", body.model, exchange) as call:
+        async with self._server.call("chat", body.model, request, exchange) as call:
             model = call.model()
             source = await self._source(model, cast(ChatEndpoint, call.config), "prompt")
             form = CompletionFormat(head_of(body.model, "cmpl-"), None, False, body.wants_usage)

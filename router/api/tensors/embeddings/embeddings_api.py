@@ -36,7 +36,7 @@ class EmbeddingsApi:
     async def embeddings(self, request: Request, exchange: ApiExchange) -> None:
         """A vector for each text."""
         body = self._server.parse(request, exchange, EmbeddingsRequest)
-        async with self._server.call("embeddings", body.model, exchange) as call:
+        async with self._server.call("embeddings", body.model, request, exchange) as call:
             config = call.config
             assert isinstance(config, EmbeddingsEndpoint)
             vectors, num_tokens = await self._vectors.of(call, config, call.model(), body.texts, body.id_lists)

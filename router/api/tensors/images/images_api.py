@@ -47,7 +47,7 @@ class ImagesApi:
     async def generations(self, request: Request, exchange: ApiExchange) -> None:
         """Images of a prompt."""
         body = self._server.parse(request, exchange, ImagesRequest)
-        async with self._server.call("images", body.model, exchange) as call:
+        async with self._server.call("images", body.model, request, exchange) as call:
             config = cast(ImagesEndpoint, call.config)
             form: ImageFormat = body.output_format or "png"
             if not can_encode(form):

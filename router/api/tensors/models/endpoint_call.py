@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.kserve.http.restricted_apis import ApiRestrictions
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.tensors.models.endpoint_errors import endpoint_error
 from slipstream.router.api.tensors.models.endpoint_table import EndpointTable, NamedEndpoint
@@ -44,16 +45,18 @@ class EndpointServer:
     access: Access
     bodies: BodyParser
     loaded: asyncio.Event
+    restrictions: ApiRestrictions
     counts: EndpointCounts = field(default_factory=EndpointCounts)
 
     def parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
         """The body. Raises HttpError."""
         return self.bodies.parse(request, exchange, form)
 
-    def call(self, kind: EndpointKind, asked: str, exchange: ApiExchange) -> EndpointCall:
+    def call(self, kind: EndpointKind, asked: str, request: Request, exchange: ApiExchange) -> EndpointCall:
         """Raises HttpError: 404, 403, and 503 for one that cannot be repeated after the death of a router."""
         if exchange.head_sent:
             raise router_restarted(BROKEN_OFF)
+        self.restrictions.check("inference", request)
         return EndpointCall(self, self.table.find(kind, asked, exchange.context.caller), exchange)
 
 

@@ -36,7 +36,7 @@ class RerankApi:
     async def rerank(self, request: Request, exchange: ApiExchange) -> None:
         """The documents by how well they answer the query, the best first."""
         body = self._server.parse(request, exchange, RerankRequest)
-        async with self._server.call("rerank", body.model, exchange) as call:
+        async with self._server.call("rerank", body.model, request, exchange) as call:
             texts = body.texts
             scores, num_tokens = await self._scores.of(call, [(body.query, text) for text in texts], "documents")
             best_first = sorted(range(len(texts)), key=lambda index: -float(scores[index]))
@@ -61,7 +61,7 @@ class RerankApi:
     async def score(self, request: Request, exchange: ApiExchange) -> None:
         """How well each pair of texts fits together, in the order of the request."""
         body = self._server.parse(request, exchange, ScoreRequest)
-        async with self._server.call("rerank", body.model, exchange) as call:
+        async with self._server.call("rerank", body.model, request, exchange) as call:
             scores, num_tokens = await self._scores.of(call, body.pairs, "text_2")
             answer = {
                 "id": f"score-{exchange.request_id}",

@@ -24,6 +24,7 @@ export function bytes(value: number): string {
 
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 1) return `${(seconds * 1000).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
   if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;

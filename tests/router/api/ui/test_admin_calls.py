@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.ui.admin_calls import MAX_BODY_BYTES
-from slipstream.router.api.ui.token_trials import MAX_KNOWN, MAX_WRONG, SPAN_S, TokenTrials
+from slipstream.router.api.ui.token_trials import MAX_ADDRESSES, MAX_KNOWN, MAX_WRONG, SPAN_S, TokenTrials
 from slipstream.router.config.router_config import HttpConfig, TlsConfig
 from slipstream.router.config.ui_config import UiConfig
 from slipstream.router.http.http_error import HttpError
@@ -22,6 +22,7 @@ from tests.support.router.authority import Authority
 from tests.support.router.fake_cluster import run
 from tests.support.router.routing import routing
 
+HERE = "127.0.0.1"
 RIGHT = {"Authorization": "Bearer right"}
 
 
@@ -110,6 +111,18 @@ def test_after_many_wrong_tokens_only_known_ones_are_passed_on() -> None:
     run(main)
 
 
+def test_wrong_tokens_keep_no_administrator_out_who_is_at_another_address() -> None:
+    async def main() -> None:
+        elsewhere = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with calling() as (_, client), httpx.AsyncClient(transport=elsewhere, timeout=20) as admin:
+            for num in range(MAX_WRONG):
+                await client.get("/v1/fleet", headers={"Authorization": f"Bearer {num}"})
+            assert (await client.get("/v1/fleet", headers=RIGHT)).status_code == 429
+            assert (await admin.get(f"{client.base_url}v1/fleet", headers=RIGHT)).status_code == 202
+
+    run(main)
+
+
 def test_a_path_that_the_admin_api_lacks_makes_no_token_a_known_one() -> None:
     async def main() -> None:
         async with calling() as (_, client):
@@ -165,15 +178,46 @@ def test_calls_that_are_turned_off_are_not_there() -> None:
 def test_wrong_tokens_are_forgotten_after_the_span_and_few_right_ones_are_kept() -> None:
     trials = TokenTrials()
     for num in range(MAX_KNOWN + 1):
-        trials.note(b"right %d" % num, 0.0, is_right=True)
+        trials.note(HERE, b"right %d" % num, 0.0, is_right=True)
     for _ in range(MAX_WRONG):
-        trials.note(b"wrong", 1.0, is_right=False)
-    assert trials.wait_s(b"other", 2.0) == SPAN_S - 1.0
-    assert trials.wait_s(b"right 0", 2.0) > 0
-    assert trials.wait_s(b"right 1", 2.0) == 0
-    trials.note(b"right 1", 2.0, is_right=False)  # it was revoked
-    assert trials.wait_s(b"right 1", 2.0) > 0
-    assert trials.wait_s(b"other", 1.0 + SPAN_S) == 0
+        trials.note(HERE, b"wrong", 1.0, is_right=False)
+    assert trials.wait_s(HERE, b"other", 2.0) == SPAN_S - 1.0
+    assert trials.wait_s(HERE, b"right 0", 2.0) > 0
+    assert trials.wait_s(HERE, b"right 1", 2.0) == 0
+    trials.note(HERE, b"right 1", 2.0, is_right=False)  # it was revoked
+    assert trials.wait_s(HERE, b"right 1", 2.0) > 0
+    assert trials.wait_s(HERE, b"other", 1.0 + SPAN_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "is_held_back"),
+    [
+        ("10.0.0.1", True),
+        ("::ffff:10.0.0.1", True),
+        ("10.0.0.2", False),
+        ("2001:db8::1", True),
+        ("2001:db8::ffff:1", True),
+        ("2001:db8:0:1::1", False),
+        ("fe80::2%eth0", True),
+        ("", False),
+    ],
+)
+def test_wrong_tokens_hold_back_those_of_the_same_network(address: str, is_held_back: bool) -> None:
+    trials = TokenTrials()
+    for network in ("10.0.0.1", "2001:db8::2", "fe80::1%eth1"):
+        for _ in range(MAX_WRONG):
+            trials.note(network, b"wrong", 1.0, is_right=False)
+    assert (trials.wait_s(address, b"other", 2.0) > 0) == is_held_back
+
+
+def test_the_counts_of_many_addresses_take_bounded_memory() -> None:
+    trials = TokenTrials()
+    for num in range(MAX_WRONG):
+        trials.note(HERE, b"%d" % num, 0.0, is_right=False)
+    for num in range(MAX_ADDRESSES):
+        assert trials.wait_s(HERE, b"other", 1.0) > 0
+        trials.note(f"10.1.{num >> 8}.{num & 255}", b"wrong", 1.0, is_right=False)
+    assert trials.wait_s(HERE, b"other", 1.0) == 0
 
 
 @pytest.mark.parametrize(

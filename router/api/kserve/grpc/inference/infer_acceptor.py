@@ -17,7 +17,7 @@ from slipstream.router.api.kserve.grpc.messages.infer_request_message import Inf
 from slipstream.router.api.kserve.infer_limits import InferLimits
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.http.http_error import HttpError
-from slipstream.router.observability.tracing.request_trace import RequestTrace
+from slipstream.router.observability.tracing.request_trace import RequestTrace, RpcRefusal
 from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -84,18 +84,35 @@ class InferAcceptor:
         *,
         in_stream: bool,
     ) -> AcceptedRequest:
-        """Raises InferError or RpcError if the request is refused; nothing is kept of it then."""
+        """Raises InferError or RpcError if the request is refused; nothing but its trace is kept of it then."""
+        trace = self._begin_trace(metadata, in_stream=in_stream)
+        try:
+            accepted = self._admit(message, caller, metadata, receiver, trace, in_stream)
+        except (InferError, RpcError) as error:
+            if self._tracer is not None and trace is not None:
+                self._tracer.end_rpc(trace, refusal_of(error))
+            raise
+        self._num_running += 1
+        return accepted
+
+    def _admit(
+        self,
+        message: InferRequestMessage,
+        caller: Caller,
+        metadata: RpcMetadata,
+        receiver: ResponseReceiver,
+        trace: RequestTrace | None,
+        in_stream: bool,
+    ) -> AcceptedRequest:
         try:
             permit, _ = self._limits.admit(caller, message.model)
         except HttpError as error:
             raise RpcError.of_access(error) from None
         try:
-            accepted = self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
+            return self._submit(message, caller.tenant(""), metadata, receiver, permit, trace, in_stream)
         except BaseException:
             self._limits.settle(permit, RequestTokens(), has_failed=True)
             raise
-        self._num_running += 1
-        return accepted
 
     def settle(self, accepted: AcceptedRequest, *, has_failed: bool) -> None:
         """The request has ended."""
@@ -113,6 +130,7 @@ class InferAcceptor:
         metadata: RpcMetadata,
         receiver: ResponseReceiver,
         permit: Permit | None,
+        trace: RequestTrace | None,
         in_stream: bool,
     ) -> AcceptedRequest:
         spec = self._service.spec_of(message.model, message.version)
@@ -124,7 +142,8 @@ class InferAcceptor:
         wants_empty_final = self._reader.read(message, request)
         metadata.apply(request)
         outputs = ClientOutputs(request.requested, spec)
-        trace = self._begin_trace(request, metadata, in_stream=in_stream)
+        if trace is not None:
+            request.trace_id = trace.trace_id
         submission = self._service.submit(request, receiver)
         if self._tracer is not None and trace is not None:
             self._tracer.accepted_rpc(trace, request.request_id)
@@ -132,12 +151,13 @@ class InferAcceptor:
             request.request_id, submission, outputs, spec.is_decoupled, wants_empty_final, permit, tokens, trace
         )
 
-    def _begin_trace(self, request: InferRequest, metadata: RpcMetadata, *, in_stream: bool) -> RequestTrace | None:
+    def _begin_trace(self, metadata: RpcMetadata, *, in_stream: bool) -> RequestTrace | None:
         """None: it is not traced."""
         if self._tracer is None:
             return None
-        trace = self._tracer.begin_rpc(SERVICE_NAME, STREAM if in_stream else UNARY, metadata.trace)
-        if trace is not None:
-            trace.begin_s = request.received_s
-            request.trace_id = trace.trace_id
-        return trace
+        return self._tracer.begin_rpc(SERVICE_NAME, STREAM if in_stream else UNARY, metadata.trace)
+
+
+def refusal_of(error: InferError | RpcError) -> RpcRefusal:
+    status = error if isinstance(error, RpcError) else RpcError.of(error)
+    return RpcRefusal(status.code.value[0], status.code.name, status.message)

@@ -1,18 +1,25 @@
+import { useRef } from "preact/hooks";
 import { duration } from "../format";
+import { useWidth } from "../width";
 import { type TimelineLayout, ticksOf } from "./timeline_layout";
 
 const ROW_HEIGHT = 30;
 const AXIS_HEIGHT = 24;
-const LEFT = 150;
-const WIDTH = 860;
+const LEFT = { wide: 150, narrow: 84 }; // for the names of places
 const RIGHT = 24;
+const LEAST_WIDTH = 280;
+const MOST_WIDTH = 960;
+const NARROW_WIDTH = 560;
+const TICK_WIDTH = 64;
 
 /** The stages of a request by where they were, in time. The table below the picture says the same. */
 export function Timeline({ layout }: { layout: TimelineLayout }) {
   const { rows, bars, totalS } = layout;
+  const place = useRef<HTMLElement>(null);
+  const width = useWidth(place, LEAST_WIDTH, MOST_WIDTH);
   return (
-    <figure class="timeline">
-      <TimelinePicture layout={layout} />
+    <figure ref={place} class="timeline">
+      <TimelinePicture layout={layout} width={width} />
       <div class="wide">
         <table>
           <thead>
@@ -46,14 +53,17 @@ export function Timeline({ layout }: { layout: TimelineLayout }) {
   );
 }
 
-function TimelinePicture({ layout }: { layout: TimelineLayout }) {
+function TimelinePicture({ layout, width }: { layout: TimelineLayout; width: number }) {
   const { rows, bars, marks, totalS } = layout;
   const height = rows.length * ROW_HEIGHT + AXIS_HEIGHT;
-  const x = (seconds: number) => LEFT + (seconds / totalS) * (WIDTH - LEFT - RIGHT);
+  const left = width < NARROW_WIDTH ? LEFT.narrow : LEFT.wide;
+  const room = width - left - RIGHT;
+  const numLetters = Math.floor(left / 6.5);
+  const x = (seconds: number) => left + (seconds / totalS) * room;
   const inOrder = [...bars.filter((bar) => bar.isBehind), ...bars.filter((bar) => !bar.isBehind)];
   return (
-    <svg viewBox={`0 0 ${WIDTH} ${height}`} aria-hidden="true">
-      {ticksOf(totalS).map((tick) => (
+    <svg width={width} height={height} aria-hidden="true">
+      {ticksOf(totalS, Math.min(5, Math.floor(room / TICK_WIDTH))).map((tick) => (
         <g key={tick}>
           <line class="grid" x1={x(tick)} x2={x(tick)} y1={0} y2={height - AXIS_HEIGHT + 4} />
           <text class="tick" x={x(tick)} y={height - 5} text-anchor="middle">
@@ -62,8 +72,8 @@ function TimelinePicture({ layout }: { layout: TimelineLayout }) {
         </g>
       ))}
       {rows.map((row, index) => (
-        <text key={row} class="place" x={LEFT - 10} y={index * ROW_HEIGHT + 19} text-anchor="end">
-          {row.length > 24 ? `${row.slice(0, 23)}…` : row}
+        <text key={row} class="place" x={left - 10} y={index * ROW_HEIGHT + 19} text-anchor="end">
+          {row.length > numLetters ? `${row.slice(0, numLetters - 1)}…` : row}
         </text>
       ))}
       {inOrder.map((bar) => (

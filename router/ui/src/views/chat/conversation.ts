@@ -171,7 +171,10 @@ export function store(): void {
   }
 }
 
-addEventListener("pagehide", store);
+addEventListener("pagehide", () => {
+  stop(); // or the browser would, and the answers would be kept as failed
+  store();
+});
 
 /** What was kept; an answer that was being written has what it had. */
 export function restore(): void {

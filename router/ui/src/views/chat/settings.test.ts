@@ -16,5 +16,5 @@ test("what is not a number is named", () => {
 });
 
 test("tools that are not JSON are named", () => {
-  expect(() => fieldsOf({ ...DEFAULTS, tools: "[" })).toThrow("Tools are not JSON");
+  expect(() => fieldsOf({ ...DEFAULTS, tools: "[" })).toThrow("The tools are not JSON");
 });

@@ -36,10 +36,10 @@ export function fieldsOf(settings: Settings): Record<string, unknown> {
   const stops = settings.stop.split("\n").filter(Boolean);
   if (stops.length) fields.stop = stops;
   if (settings.thinking) fields.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
-  if (settings.tools.trim()) fields.tools = toolsOf(parsed("Tools", settings.tools));
+  if (settings.tools.trim()) fields.tools = toolsOf(parsed("The tools are", settings.tools));
   if (settings.form === "json") fields.response_format = { type: "json_object" };
   if (settings.form === "schema") {
-    const schema = parsed("JSON schema", settings.schema);
+    const schema = parsed("The JSON schema is", settings.schema);
     fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
   return fields;
@@ -51,11 +51,11 @@ function numberOf(name: string, text: string): number {
   return value;
 }
 
-function parsed(name: string, text: string): unknown {
+function parsed(subject: string, text: string): unknown {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${name} are not JSON: ${error instanceof Error ? error.message : error}`);
+    throw new Error(`${subject} not JSON: ${error instanceof Error ? error.message : error}`);
   }
 }
 

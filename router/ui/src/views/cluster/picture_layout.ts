@@ -27,27 +27,33 @@ export interface PictureLayout {
   prefill: Tile[];
   decode: Tile[];
   decodeX: number;
+  /** Between the two sides. */
+  flowWidth: number;
 }
 
-export const WIDTH = 1000;
+/** Within which widths it is laid out. */
+export const LEAST_WIDTH = 330;
+export const MOST_WIDTH = 1400;
 const GAP = 6;
-const FLOW_WIDTH = 170;
+const FLOW_WIDTH = { wide: 170, narrow: 68 };
+const NARROW_WIDTH = 560;
 const TOP = 24; // for the headings
 const MAX_LARGE = 24;
 const MAX_ROWS = 6; // while there is room for more columns
 const LARGE = { width: 128, height: 54 };
 const SMALL = { width: 38, height: 30 };
 
-export function layOut(workers: readonly WorkerEntry[]): PictureLayout {
+export function layOut(workers: readonly WorkerEntry[], width: number): PictureLayout {
   const inOrder = byName(workers);
   const prefill = inOrder.filter((worker) => worker.role === "prefill");
   const decode = inOrder.filter((worker) => worker.role === "decode");
   const isLarge = workers.length <= MAX_LARGE;
   const { width: tileWidth, height: tileHeight } = isLarge ? LARGE : SMALL;
-  const fitting = Math.floor((WIDTH - FLOW_WIDTH + GAP) / (tileWidth + GAP));
+  const flowWidth = width < NARROW_WIDTH ? FLOW_WIDTH.narrow : FLOW_WIDTH.wide;
+  const fitting = Math.floor((width - flowWidth + GAP) / (tileWidth + GAP));
   const left = prefill.length ? columnsOf(prefill.length, decode.length, fitting) : 0;
-  const decodeX = left ? left * (tileWidth + GAP) - GAP + FLOW_WIDTH : 0;
-  const room = Math.max(1, left ? fitting - left : Math.floor((WIDTH + GAP) / (tileWidth + GAP)));
+  const decodeX = left ? left * (tileWidth + GAP) - GAP + flowWidth : 0;
+  const room = Math.max(1, left ? fitting - left : Math.floor((width + GAP) / (tileWidth + GAP)));
   const right = Math.max(1, Math.min(room, Math.ceil(decode.length / (left ? MAX_ROWS : 1))));
   const place = (all: WorkerEntry[], x: number, columns: number) =>
     all.map((worker, number) => ({
@@ -57,7 +63,7 @@ export function layOut(workers: readonly WorkerEntry[]): PictureLayout {
     }));
   const tiles = { prefill: place(prefill, 0, Math.max(1, left)), decode: place(decode, decodeX, right) };
   const bottom = Math.max(TOP, ...[...tiles.prefill, ...tiles.decode].map((tile) => tile.y + tileHeight));
-  return { width: WIDTH, height: bottom + 2, tileWidth, tileHeight, isLarge, decodeX, ...tiles };
+  return { width, height: bottom + 2, tileWidth, tileHeight, isLarge, decodeX, flowWidth, ...tiles };
 }
 
 /** The columns of the left side: as its share of all workers, and few where they are few. */

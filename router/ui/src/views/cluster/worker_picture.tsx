@@ -6,8 +6,9 @@ import type { Pair, WorkerEntry } from "../../api/live_state";
 import { bytes } from "../../parts/format";
 import { useWhileInSight } from "../../parts/in_sight";
 import { addressOf } from "../../parts/routing";
+import { useWidth } from "../../parts/width";
 import { pageParts } from "./pages";
-import { flowsOf, layOut, type PictureLayout } from "./picture_layout";
+import { flowsOf, LEAST_WIDTH, layOut, MOST_WIDTH, type PictureLayout } from "./picture_layout";
 
 interface PictureProps {
   workers: readonly WorkerEntry[];
@@ -18,24 +19,25 @@ interface PictureProps {
 export function WorkerPicture(props: PictureProps) {
   const place = useRef<HTMLElement>(null);
   const shown = useWhileInSight(place, props);
+  const width = useWidth(place, LEAST_WIDTH, MOST_WIDTH);
   return (
     <figure ref={place} class="cluster-picture">
-      {shown.workers.length ? <Picture {...shown} /> : <p class="quiet">No worker is connected.</p>}
+      {shown.workers.length ? <Picture {...shown} width={width} /> : <p class="quiet">No worker is connected.</p>}
     </figure>
   );
 }
 
-const Picture = memo(function Picture({ workers, pairs, spanS }: PictureProps) {
-  const layout = layOut(workers);
-  const flows = useMemo(() => flowsOf(layout, pairs), [workers.length, pairs]);
+const Picture = memo(function Picture({ workers, pairs, spanS, width }: PictureProps & { width: number }) {
+  const layout = layOut(workers, width);
+  const flows = useMemo(() => flowsOf(layout, pairs), [workers.length, pairs, width]);
   const total = pairs.reduce((sum, pair) => sum + pair[3], 0) / spanS;
   return (
     <>
-      <svg viewBox={`0 0 ${layout.width} ${layout.height}`} aria-hidden="true" focusable="false">
+      <svg width={layout.width} height={layout.height} aria-hidden="true" focusable="false">
         {layout.prefill.length > 0 && <Caption x={0} text={`Prefill · ${layout.prefill.length}`} />}
         {layout.decode.length > 0 && <Caption x={layout.decodeX} text={`Decode · ${layout.decode.length}`} />}
         {total > 0 && layout.decodeX > 0 && (
-          <text class="cluster-flow-text" x={layout.decodeX - 85} y={14} text-anchor="middle">
+          <text class="cluster-flow-text" x={layout.decodeX - layout.flowWidth / 2} y={14} text-anchor="middle">
             {bytes(total)}/s
           </text>
         )}

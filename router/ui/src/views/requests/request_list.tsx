@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { latestRequests, type RequestSummary } from "../../api/requests";
 import { textOf } from "../../parts/notices";
 import { route } from "../../parts/routing";
-import { completed, FilterForm } from "./filters";
+import { completed, FilterForm, type Filters } from "./filters";
 import { RequestTable } from "./request_table";
 
 const REFRESH_MS = 2000;
@@ -32,10 +32,15 @@ export function RequestList() {
       </div>
       {problem && <p role="alert">{problem}</p>}
       {requests === null && !problem && <p class="quiet">Loading …</p>}
-      {requests?.length === 0 && <p class="quiet">There are no such requests.</p>}
+      {requests?.length === 0 && <p class="quiet">{noneText(filters)}</p>}
       {requests && requests.length > 0 && <RequestTable requests={requests} filters={filters} />}
     </>
   );
+}
+
+function noneText({ kind, outcome, model, tenant }: Filters): string {
+  if (outcome || model || tenant) return "There are no such requests.";
+  return kind === "infer" ? "No tensor model has been asked yet." : "No text has been generated yet.";
 }
 
 function useLatest(query: string, isPaused: boolean) {

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import grpc
+import pytest
 
 from slipstream.router.infer.requests.request_record import InferHistory, InferRecord
 from slipstream.router.observability.tracing.request_trace import RequestTrace
 from slipstream.router.observability.tracing.spans import spans_of
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from tests.support.router.grpc_lab import grpc_lab, infer_request, refused, repeat_request
 from tests.support.router.in_loop import in_loop
 
@@ -72,13 +73,43 @@ async def test_each_request_of_a_stream_has_a_trace() -> None:
 
 
 @in_loop
-async def test_callers_that_do_not_sample_are_obeyed_and_refused_requests_have_no_trace() -> None:
+async def test_callers_that_do_not_sample_are_obeyed() -> None:
     tracer, sink = traced()
     async with grpc_lab(tracer=tracer) as lab:
         await lab.infer(infer_request(), metadata=[("traceparent", f"00-{TRACE}-{CALLER}-00")])
-        async with refused(grpc.StatusCode.NOT_FOUND):
-            await lab.infer(infer_request("nope"))
     assert sink.traces == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (InferErrorCode.INVALID_ARG, grpc.StatusCode.INVALID_ARGUMENT, 3),
+        (InferErrorCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, 14),
+    ],
+)
+@in_loop
+async def test_a_request_that_its_model_refuses_has_a_span_with_its_status(
+    raised: InferErrorCode, status: grpc.StatusCode, code: int
+) -> None:
+    tracer, sink = traced()
+    async with grpc_lab(tracer=tracer) as lab:
+        lab.service.refusal = InferError("not now", raised)
+        async with refused(status):
+            await lab.infer(infer_request())
+    (whole,) = spans_of(sink.traces[0], lambda: "1" * 16)
+    assert len(sink.traces) == 1
+    assert whole.begin_s <= whole.end_s
+    assert (whole.attributes["rpc.grpc.status_code"], whole.attributes["error.type"]) == (code, status.name)
+    assert whole.error == ("not now" if raised is InferErrorCode.UNAVAILABLE else None)
+
+
+@in_loop
+async def test_a_request_for_an_unknown_model_has_a_span_with_its_status() -> None:
+    tracer, sink = traced()
+    async with grpc_lab(tracer=tracer) as lab, refused(grpc.StatusCode.NOT_FOUND):
+        await lab.infer(infer_request("nope"))
+    (whole,) = spans_of(sink.traces[0], lambda: "1" * 16)
+    assert whole.attributes["rpc.grpc.status_code"] == 5
 
 
 def test_a_failed_request_has_its_error_at_its_span() -> None:
