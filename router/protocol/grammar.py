@@ -37,14 +37,15 @@ ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to i
 
 
 class JsonStyle(NamedTuple):
-    """How JSON is written: without white space or with `any`, and whether an object with `properties` may have others,
-    which in JSON Schema it may."""
+    """How JSON is written: without white space, with a space behind commas and colons or none (`optional`: models are
+    trained on what `json.dumps` writes, and on compact JSON), or with `any`; and whether an object with `properties` may
+    have others, which in JSON Schema it may."""
 
-    whitespace: Literal["compact", "any"] = "compact"
+    whitespace: Literal["compact", "optional", "any"] = "optional"
     open_objects: bool = False
 
 
-COMPACT_JSON = JsonStyle()
+DEFAULT_JSON = JsonStyle()
 
 
 class GrammarError(ValueError):
@@ -97,8 +98,11 @@ def grammar_of_phase(phase: Phase) -> str:
 def json_options(style: JsonStyle) -> dict[str, Any]:
     """Options for llguidance in a JSON schema. A `oneOf` whose branches llguidance cannot separate is an `anyOf`."""
     white_space: dict[str, Any] = {"whitespace_flexible": False}
-    if style.whitespace == "any":
-        white_space = {"whitespace_pattern": rf"[ \t\n\r]{{1,{MAX_WHITE_SPACE}}}"}
+    match style.whitespace:
+        case "optional":
+            white_space |= {"item_separator": ",[ ]?", "key_separator": ":[ ]?"}
+        case "any":
+            white_space = {"whitespace_pattern": rf"[ \t\n\r]{{1,{MAX_WHITE_SPACE}}}"}
     return {"x-guidance": {**white_space, "coerce_one_of": True}}
 
 

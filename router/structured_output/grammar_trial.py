@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import IO, NamedTuple
 
-from slipstream.router.protocol.grammar import COMPACT_JSON, GrammarError, JsonStyle, complaint
+from slipstream.router.protocol.grammar import DEFAULT_JSON, GrammarError, JsonStyle, complaint
 from slipstream.router.protocol.messages import GrammarSpec
 
 MAX_CPU_S = 1.0
@@ -52,7 +52,7 @@ class GrammarTrials:
         self._process: subprocess.Popen[bytes] | None = None
         self._finish: Callable[[], object]  # ends that process
 
-    def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+    def verdict(self, grammar: GrammarSpec, style: JsonStyle = DEFAULT_JSON) -> GrammarVerdict:
         """The verdict on the grammar of a request. Raises TrialError."""
         process = self._process or self._begin()
         assert process.stdin is not None

@@ -110,7 +110,7 @@ def test_check_accepts_what_is_right(slipstream: CommandLine) -> None:
     assert done.returncode == 0
     assert done.stdout == (
         f"{LOCAL}: ok: slipstream-demo with 1 x prefill (tp 1), 1 x decode (tp 1), HTTP port 8000\n"
-        f"{LOCAL}: slipstream-demo: calls of tools are read as slipstream-demo, reasoning is not read\n"
+        f"{LOCAL}: slipstream-demo: calls of tools are read as slipstream-demo, reasoning as qwen3\n"
     )
 
 

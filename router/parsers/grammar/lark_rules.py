@@ -7,17 +7,11 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from slipstream.router.protocol.grammar import MAX_WHITE_SPACE
+from slipstream.router.protocol.grammar import DEFAULT_JSON, MAX_WHITE_SPACE, json_options
 
 SPACE = "WS?"
 WHITE_SPACE = rf"WS: /[ \t\r\n]{{1,{MAX_WHITE_SPACE}}}/"
-# As models are trained to write it: `json.dumps` puts a space behind commas and colons, others write none.
-JSON_OPTIONS = {
-    "whitespace_flexible": False,
-    "item_separator": ",[ ]?",
-    "key_separator": ":[ ]?",
-    "coerce_one_of": True,
-}
+JSON_OPTIONS = json_options(DEFAULT_JSON)["x-guidance"]
 MAX_CHARS = 2 << 20  # each value has all the definitions that it needs, so there may be many times those of the schema
 _ESCAPED = frozenset(r"\.+*?()|[]{}^$#&-~/")
 

@@ -37,7 +37,8 @@ WAYS = {
     "open, any white space": JsonStyle("any", True),
     "open, compact": JsonStyle("compact", True),
     "closed, any white space": JsonStyle("any", False),
-    "closed, compact (default)": JsonStyle("compact", False),
+    "closed, compact": JsonStyle("compact", False),
+    "closed, a space or none behind commas and colons (default)": JsonStyle("optional", False),
 }
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"?')
 PAGE_TOKENS = 16

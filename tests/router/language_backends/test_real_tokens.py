@@ -15,7 +15,7 @@ from tests.support.router.language_lab import LanguageLab, language_lab, strings
 from tests.support.router.until import until
 from tests.support.workers.worker_process import WorkerProcess
 
-PROMPT = "def add(a, b):"
+PROMPT = "def is_prime(n):"  # whose function is longer than what is asked for
 TOKENS_CONFIG = """
 backend: "tensorrtllm" max_batch_size: 4
 input [

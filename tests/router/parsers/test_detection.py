@@ -53,7 +53,8 @@ def test_a_template_shows_its_format(template: str, name: str | None) -> None:
 def test_the_demo_model_shows_its_format() -> None:
     form = detect(DEMO.read_text(), {})
     assert form is not None
-    assert form.name == "slipstream-demo"
+    assert form.calls == FORMATS["slipstream-demo"].calls
+    assert form.reasoning == FORMATS["qwen3"].reasoning
 
 
 def test_without_a_template_the_models_type_counts() -> None:

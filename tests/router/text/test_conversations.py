@@ -211,7 +211,12 @@ def plain_ids(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str,
 
 
 def made_tokenizer(pool: ThreadPoolExecutor, source: str) -> Tokenizer:
-    return Tokenizer(replace(TokenizerFiles.read(DEMO), chat_template=source), pool)
+    """That of the demo model, for which the marks of thoughts are texts like others."""
+    files = TokenizerFiles.read(DEMO)
+    made = json.loads(files.tokenizer_json)
+    made["added_tokens"] = [token for token in made["added_tokens"] if "think" not in token["content"]]
+    config = files.config | {"extra_special_tokens": []}
+    return Tokenizer(replace(files, tokenizer_json=json.dumps(made), config=config, chat_template=source), pool)
 
 
 @pytest.mark.parametrize("name", ["demo", "last", "slice", "earlier thinking", "future"])

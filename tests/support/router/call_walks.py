@@ -16,7 +16,7 @@ from slipstream.router.parsers.description.output_format import OutputFormat
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import output_grammar
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
-from slipstream.router.protocol.grammar import COMPACT_JSON, grammar_of_phase, parser_limits
+from slipstream.router.protocol.grammar import DEFAULT_JSON, grammar_of_phase, parser_limits
 from slipstream.router.protocol.phased_grammar import PhasedGrammar
 from slipstream.router.structured_output.byte_tokenizer import NUM_BYTES, byte_tokenizer_json
 from slipstream.router.structured_output.json_grammar import json_grammar_spec
@@ -33,7 +33,7 @@ MAX_TOKENS = 6000
 def grammar_of_tool(tool: ToolSchema) -> ToolGrammar:
     """As the trial of a request makes it."""
     schema = json.dumps(tool.parameters)
-    return ToolGrammar(tool.name, json_grammar_spec(schema, COMPACT_JSON).spec, schema)
+    return ToolGrammar(tool.name, json_grammar_spec(schema, DEFAULT_JSON).spec, schema)
 
 
 @dataclass

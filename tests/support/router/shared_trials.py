@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
+from slipstream.router.protocol.grammar import DEFAULT_JSON, JsonStyle
 from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
 
@@ -20,7 +20,7 @@ class SharedTrials(GrammarTrials):
         super().__init__()
         self._turn = threading.Lock()
 
-    def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+    def verdict(self, grammar: GrammarSpec, style: JsonStyle = DEFAULT_JSON) -> GrammarVerdict:
         with self._turn:
             return super().verdict(grammar, style)
 

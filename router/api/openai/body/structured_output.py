@@ -15,7 +15,7 @@ import orjson
 from slipstream.router.api.openai.body.sampling import invalid
 from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.http.http_error import HttpError
-from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
+from slipstream.router.protocol.grammar import DEFAULT_JSON, ENDLESS, JsonStyle, any_object
 from slipstream.router.protocol.messages import GrammarKind, GrammarSpec
 from slipstream.router.structured_output.bounded_cache import BoundedCache
 from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
@@ -60,8 +60,8 @@ class RequestGrammars:
             raise invalid(named[1].field, f"Only one of {names} can be followed at a time.")
         field, kind, value = named[0]
         outputs = body.structured_outputs
-        style = COMPACT_JSON if outputs is None else outputs.style
-        if kind != "json" and style != COMPACT_JSON:
+        style = DEFAULT_JSON if outputs is None else outputs.style
+        if kind != "json" and style != DEFAULT_JSON:
             raise invalid("structured_outputs", f"'whitespace' and 'open_objects' are for JSON, not for '{field}'.")
         if value is ANY_OBJECT:
             return any_object(style)
@@ -70,7 +70,7 @@ class RequestGrammars:
             raise invalid(field, cannot_be_followed(field, fault))
         return grammar
 
-    async def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+    async def verdict(self, grammar: GrammarSpec, style: JsonStyle = DEFAULT_JSON) -> GrammarVerdict:
         """What the trial of a grammar has found. Raises HttpError 503 if too many are waiting for theirs."""
         key = grammar, style
         known = self._verdicts.get(key)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from slipstream.router.api.openai.schema.fields import Label, Strict, Unserved, field_error
-from slipstream.router.protocol.grammar import JsonStyle
+from slipstream.router.protocol.grammar import DEFAULT_JSON, JsonStyle
 
 MAX_GUIDED_CHOICES = 1024
 
@@ -53,7 +53,7 @@ class StructuredOutputs(Strict):
     regex: Pattern | None = None
     choice: Choices | None = None
     grammar: Pattern | None = None
-    whitespace: Literal["compact", "any"] | None = None
+    whitespace: Literal["compact", "optional", "any"] | None = None
     open_objects: bool | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
@@ -62,7 +62,7 @@ class StructuredOutputs(Strict):
 
     @property
     def style(self) -> JsonStyle:
-        return JsonStyle(self.whitespace or "compact", bool(self.open_objects))
+        return JsonStyle(self.whitespace or DEFAULT_JSON.whitespace, bool(self.open_objects))
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> StructuredOutputs:

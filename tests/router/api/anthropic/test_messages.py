@@ -64,7 +64,8 @@ async def prompt_of(site: FrontUnderTest, **fields: Any) -> str:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_text_is_a_message_of_one_block(stream: bool) -> None:
     async def main() -> None:
-        async with front("Hello wörld 🙂.", reason="stop", num_cached_tokens=2) as site:
+        parsers = ParserNames("auto", "none")
+        async with front("Hello wörld 🙂.", parsers=parsers, reason="stop", num_cached_tokens=2) as site:
             message = await answer(site, stream)
             usage = message.pop("usage")
             assert message == {
@@ -309,7 +310,7 @@ def test_an_answer_can_follow_a_schema(place: str) -> None:
     given = {"output_config": {"format": form, "effort": "high"}} if place == "output_config" else {place: form}
 
     async def main() -> None:
-        async with front('{"city": "x"}') as site:
+        async with front('{"city": "x"}', parsers=ParserNames("auto", "none")) as site:
             request = await sent(site, **given)
             assert request.sampling.grammar.kind == "json"
             bad = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strange"}}}}

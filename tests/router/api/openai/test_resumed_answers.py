@@ -29,7 +29,7 @@ from tests.support.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Scr
 
 SHORT, LONG = "It ended 🙂 before.", "This goes on, wörd for word, until the end."  # the first choice and the second
 PING_S = 0.02
-HELD_AT = 14  # tokens of the second choice, when the first one has ended
+HELD_AT = 13  # tokens of the second choice, when the first one has ended
 
 
 class Gate(asyncio.Event):

@@ -19,7 +19,8 @@ import pytest
 from slipstream.router.api.openai.body.structured_output import MAX_GRAMMAR_BYTES, RequestGrammars
 from slipstream.router.api.openai.schema.completion_request import CompletionRequest
 from slipstream.router.process.open_files import allow_all_files
-from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
+from slipstream.router.parsers.parser_names import ParserNames
+from slipstream.router.protocol.grammar import DEFAULT_JSON, JsonStyle
 from slipstream.router.protocol.messages import EngineRequest, Generate, GrammarSpec
 from slipstream.router.protocol.wire import decode_payload, encode_frame
 from slipstream.router.structured_output.grammar_trial import TOO_COMPLEX, GrammarTrials, GrammarVerdict, TrialError
@@ -31,10 +32,18 @@ HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
 TEXT = orjson.dumps(SCHEMA).decode()
 COMPACT = {"x-guidance": {"whitespace_flexible": False, "coerce_one_of": True}}
+OPTIONAL = {
+    "x-guidance": {
+        "whitespace_flexible": False,
+        "item_separator": ",[ ]?",
+        "key_separator": ":[ ]?",
+        "coerce_one_of": True,
+    }
+}
 SPACED = {"x-guidance": {"whitespace_pattern": r"[ \t\n\r]{1,16}", "coerce_one_of": True}}
 
 
-def json_grammar_spec(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> GrammarSpec:
+def json_grammar_spec(schema: dict[str, Any], options: dict[str, Any] = OPTIONAL) -> GrammarSpec:
     return GrammarSpec("json", orjson.dumps({**schema, **options}).decode())
 
 
@@ -51,7 +60,11 @@ FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
         json_grammar_spec(SCHEMA, SPACED),
     ),
     ({"structured_outputs": {"json": SCHEMA}}, CLOSED),
-    ({"structured_outputs": {"json": SCHEMA, "whitespace": "compact", "disable_any_whitespace": True}}, CLOSED),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace": "optional", "disable_any_whitespace": True}}, CLOSED),
+    (
+        {"response_format": JSON_SCHEMA, "structured_outputs": {"whitespace": "compact"}},
+        json_grammar_spec({**SCHEMA, "additionalProperties": False}, COMPACT),
+    ),
     ({"structured_outputs": {"json": SCHEMA, "open_objects": True}}, json_grammar_spec(SCHEMA)),
     ({"structured_outputs": {"json_object": True}}, ANY),
     ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_grammar_spec(FREE, SPACED)),
@@ -117,7 +130,7 @@ def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_every_form_of_a_grammar_reaches_the_workers(path: str) -> None:
     async def main() -> None:
-        async with front("abc") as site:
+        async with front("abc", parsers=ParserNames("auto", "none")) as site:
             for fields, grammar in FORMS:
                 status, answer = (await site.post(path, **body_of(path, fields)))[::2]
                 assert status == 200, (fields, answer)
@@ -274,7 +287,7 @@ class SlowTrials(GrammarTrials):
         self.grammars: list[GrammarSpec] = []
         self.is_asked, self.is_asked_twice, self.goes_on = threading.Event(), threading.Event(), threading.Event()
 
-    def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+    def verdict(self, grammar: GrammarSpec, style: JsonStyle = DEFAULT_JSON) -> GrammarVerdict:
         (self.is_asked_twice if self.grammars else self.is_asked).set()
         self.grammars.append(grammar)
         assert self.goes_on.wait(10)

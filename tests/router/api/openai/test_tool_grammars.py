@@ -14,7 +14,7 @@ from slipstream.router.api.openai.body.tool_grammars import RequestTool, ToolGra
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.parsers.formats.registry import FORMATS
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
-from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
+from slipstream.router.protocol.grammar import DEFAULT_JSON, JsonStyle
 from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.protocol.phased_grammar import PhasedGrammar
 from slipstream.router.structured_output.bounded_cache import BYTES_OF_ENTRY, BoundedCache
@@ -35,7 +35,7 @@ class CountingGrammars(RequestGrammars):
         self.asked: list[str] = []
         self._max_output = max_output
 
-    async def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+    async def verdict(self, grammar: GrammarSpec, style: JsonStyle = DEFAULT_JSON) -> GrammarVerdict:
         self.asked.append(grammar.kind)
         if grammar.kind == "output" and len(grammar.spec) > self._max_output:
             return GrammarVerdict(None, "too large")

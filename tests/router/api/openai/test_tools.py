@@ -126,7 +126,7 @@ def test_the_template_gets_the_tools_without_strict_and_with_parameters() -> Non
 
 def test_without_tools_a_call_is_text_and_costs_no_parser() -> None:
     async def main() -> None:
-        async with front(f"a{CALLS}") as site:
+        async with front(f"a{CALLS}", parsers=ParserNames("auto", "none")) as site:
             message, reason = await message_of(site)
             assert message == {
                 "role": "assistant",
@@ -472,7 +472,7 @@ SCHEMA_FAULT = {"type": "object", "properties": {"city": {"type": "nothing"}}}
 )
 def test_calls_are_constrained_where_there_may_be_any(fields: dict[str, Any], kind: str | None) -> None:
     async def main() -> None:
-        async with front("abc") as site:
+        async with front("abc", parsers=ParserNames("auto", "none")) as site:
             assert (await asked(site, **fields))[0] == 200
             grammar = site.service.requests[-1].sampling.grammar
             assert (grammar.kind if grammar is not None else None) == kind

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.router.protocol.grammar import COMPACT_JSON, GrammarError, JsonStyle
+from slipstream.router.protocol.grammar import DEFAULT_JSON, GrammarError, JsonStyle
 from slipstream.router.structured_output.json_grammar import json_grammar_spec
 from slipstream.router.structured_output.json_schema.document import Document
 from slipstream.router.structured_output.json_schema.keywords import ASKING, OF_NUMBERS
@@ -51,7 +51,7 @@ HUGE = "1" + "0" * 400
 )
 def test_half_of_a_surrogate_pair_is_refused_where_it_is(schema: str, pointer: str) -> None:
     with pytest.raises(GrammarError, match=f"^at {re.escape(pointer)}: it has half of a surrogate pair") as caught:
-        json_grammar_spec(schema, COMPACT_JSON)
+        json_grammar_spec(schema, DEFAULT_JSON)
     assert str(caught.value).encode()
 
 
@@ -60,7 +60,7 @@ def test_half_of_a_surrogate_pair_is_refused_where_it_is(schema: str, pointer: s
 def test_what_is_nested_too_deeply_is_refused_where_it_begins(key: str, depth: int) -> None:
     schema = f'{{"{key}":[' + '{"a":' * depth + "1" + "}" * depth + "]}"
     with pytest.raises(GrammarError, match=f"^at /{key}/0/a: it is nested more than 100 deep"):
-        json_grammar_spec(schema, COMPACT_JSON)
+        json_grammar_spec(schema, DEFAULT_JSON)
 
 
 @pytest.mark.parametrize("value", [HUGE, "-" + HUGE, "1e400", "1" + "0" * 5000])
@@ -68,7 +68,7 @@ def test_what_is_nested_too_deeply_is_refused_where_it_begins(key: str, depth: i
     "key",
     [*sorted(OF_NUMBERS), "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "const"],
 )
-@pytest.mark.parametrize("style", [COMPACT_JSON, JsonStyle("any", True)])
+@pytest.mark.parametrize("style", [DEFAULT_JSON, JsonStyle("any", True)])
 def test_a_number_beyond_doubles_is_refused_where_it_is(key: str, value: str, style: JsonStyle) -> None:
     with pytest.raises(GrammarError, match=f"^at /{key}: -?[0-9inf]+ is beyond"):
         json_grammar_spec(f'{{"{key}":{value}}}', style)
@@ -79,11 +79,11 @@ def test_a_number_beyond_doubles_is_refused_where_it_is(key: str, value: str, st
 
 def test_a_schema_that_is_too_deep_to_be_read_is_refused() -> None:
     with pytest.raises(GrammarError, match=r"^it is nested too deeply$"):
-        json_grammar_spec('{"items":' * 10_000 + "{}" + "}" * 10_000, COMPACT_JSON)
+        json_grammar_spec('{"items":' * 10_000 + "{}" + "}" * 10_000, DEFAULT_JSON)
     chain = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}], "minProperties": 0} for n in range(900)}
     with pytest.raises(GrammarError, match=r"^it is nested too deeply$"):
         json_grammar_spec(
-            json.dumps({"$ref": "#/$defs/a0", "$defs": {**chain, "a900": {"type": "object"}}}), COMPACT_JSON
+            json.dumps({"$ref": "#/$defs/a0", "$defs": {**chain, "a900": {"type": "object"}}}), DEFAULT_JSON
         )
 
 
@@ -114,7 +114,7 @@ def test_a_pattern_that_is_too_complex_with_the_format_is_refused_where_it_is(sc
 
 def fault_of(value: Any) -> str | None:
     try:
-        json_grammar_spec(json.dumps(value), COMPACT_JSON)
+        json_grammar_spec(json.dumps(value), DEFAULT_JSON)
     except GrammarError as error:
         return str(error)
     return None

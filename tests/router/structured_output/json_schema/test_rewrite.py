@@ -47,8 +47,12 @@ TABLE: list[tuple[Schema, list[str], list[str]]] = [
     ),
     ({**STRING, "nullable": True}, ['"x"', "null"], ["1"]),
     ({"nullable": True, "allOf": [{"$ref": "#/$defs/A"}], "$defs": DEFS}, ['{"a":1}', "null"], ['{"a":1,"b":2}']),
-    # Compact.
-    (obj(a=INT, b=INT), ['{"a":1,"b":2}'], ['{"a": 1,"b":2}', '{ "a":1,"b":2}', '{"b":2,"a":1}']),
+    # On one line.
+    (
+        obj(a=INT, b=INT),
+        ['{"a":1,"b":2}', '{"a": 1, "b": 2}', '{"a": 1,"b":2}'],
+        ['{"a":  1,"b":2}', '{"a":1,\n"b":2}', '{ "a":1,"b":2}', '{"a" :1,"b":2}', '{"b":2,"a":1}'],
+    ),
     # Closed objects.
     ({"properties": {"a": INT}}, ["{}", '{"a":1}'], ['{"a":1,"b":1}', '{"a":1,"a":1}', "5"]),
     ({"type": "object", "properties": {"a": INT}, "required": ["b"]}, ['{"b":[1]}'], ['{"b":1,"c":1}']),
@@ -199,6 +203,12 @@ def test_white_space_is_allowed_on_request() -> None:
     assert accepts(grammar_spec_of(obj(a=INT), whitespace="any"), '{ "a" :\n1}')
 
 
+def test_no_white_space_is_allowed_on_request() -> None:
+    compact = grammar_spec_of(obj(a=INT), whitespace="compact")
+    assert accepts(compact, '{"a":1}')
+    assert not accepts(compact, '{"a": 1}')
+
+
 REFUSED: list[tuple[Schema, str, str]] = [
     (
         {
@@ -275,8 +285,8 @@ def test_an_older_worker_can_follow_the_grammar() -> None:
 
 
 def test_what_is_no_json_is_refused() -> None:
-    from slipstream.router.protocol.grammar import COMPACT_JSON
+    from slipstream.router.protocol.grammar import DEFAULT_JSON
 
     for text in ("{", "[" * 2000, '{"const": "\\ud800"}', "5"):
         with pytest.raises(GrammarError):
-            grammar_of(json_grammar_spec(text, COMPACT_JSON))
+            grammar_of(json_grammar_spec(text, DEFAULT_JSON))

@@ -105,7 +105,7 @@ async def answered(
     return data, orjson.loads(stored.partition(b"\r\n\r\n")[2])
 
 
-@pytest.mark.parametrize(("held_at", "tokens_a_delta"), [(0, 1), (14, 1), (44, 5), (60, 7)])
+@pytest.mark.parametrize(("held_at", "tokens_a_delta"), [(0, 1), (14, 1), (44, 5), (56, 7)])
 def test_its_events_are_those_of_one_router_and_it_is_stored_once(
     tmp_path: Path, held_at: int, tokens_a_delta: int
 ) -> None:
