@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 TOKEN = "the-administrators-token"
 STEPS = ("encoder", "retriever", "prompt", "demo_llm")
 MODELS = ("add_sub", "counter", "accumulator", "rag", *STEPS)
+PLACES = [  # each with a text that is there once all is
+    ("cluster", "Model repository"),
+    ("requests", "Outcome"),
+    ("playground/rag", "Configuration"),
+    ("playground/add_sub", "Configuration"),
+]
 CHANGE_MS = 60_000.0  # for a worker to come, on a machine that does other things, too
 
 
@@ -186,15 +192,17 @@ def test_models_are_loaded_and_unloaded_by_click(open_page: OpenPage) -> None:
     page.get_by_text("Version 1: unloaded").wait_for()
 
 
-@pytest.mark.parametrize(
-    ("place", "text"),
-    [
-        ("cluster", "Model repository"),
-        ("requests", "Outcome"),
-        ("playground/rag", "Configuration"),
-        ("playground/add_sub", "Configuration"),
-    ],
-)
+def test_no_view_is_wider_than_a_phone(open_page: OpenPage) -> None:
+    page = open_page("chat")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("textbox", name="Message").wait_for()
+    for place, text in [("chat", "Settings"), *PLACES]:
+        page.evaluate("place => location.hash = `#/${place}`", place)
+        page.get_by_text(text, exact=True).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, place
+
+
+@pytest.mark.parametrize(("place", "text"), PLACES)
 def test_pages_have_no_grave_faults_of_accessibility(open_page: OpenPage, place: str, text: str) -> None:
     from tests.support.browser.accessibility import grave_faults
     from tests.support.browser.built_page import require_axe

@@ -37,8 +37,9 @@ export function percent(share: number | null | undefined): string {
     : `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
 }
 
-export function clock(iso: string): string {
-  return new Date(iso).toLocaleTimeString();
+/** The time of day of an ISO date, or of milliseconds since 1970. */
+export function clock(at: string | number): string {
+  return new Date(at).toLocaleTimeString();
 }
 
 /** The value at a share of the sorted values (nearest rank); null without values. */

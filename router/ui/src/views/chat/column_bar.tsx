@@ -18,7 +18,7 @@ export function ColumnBar({ models, areSettingsShown, onSettings }: ColumnBarPro
       {chosen.map((model, column) => (
         <span key={column} class="chat-column">
           <label>
-            <span class="quiet">Model{column ? ` ${column + 1}` : ""}</span>{" "}
+            <span class="quiet">Model{column ? ` ${column + 1}` : ""}</span>
             <select value={model} onChange={(event) => set(column, event.currentTarget.value)}>
               {[...new Set([...models, model])].map((one) => (
                 <option key={one}>{one}</option>

@@ -102,7 +102,7 @@ function PlotCard({ plot, points }: { plot: Plot; points: readonly Point[] }) {
         {plot.lines.map((line) => {
           const value = last ? line.of(last) : null;
           return (
-            <span key={line.label} class={`cluster-legend cluster-legend${line.colour}`}>
+            <span key={line.label} class="cluster-legend" style={{ "--swatch": `var(${line.colour})` }}>
               <span class="quiet">{line.label}</span> {value === null ? "–" : plot.shown(value)}
             </span>
           );

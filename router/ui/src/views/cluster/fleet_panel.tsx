@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { admin, type Decision, type Fleet } from "../../api/admin";
 import { adminToken } from "../../api/client";
 import { Dialog } from "../../parts/dialog";
-import { duration } from "../../parts/format";
+import { clock, duration } from "../../parts/format";
 import { attempt } from "./actions";
 import { usePolled } from "./polled";
 
@@ -80,7 +80,7 @@ function Decisions({ decisions }: { decisions: readonly Decision[] }) {
         <tbody>
           {decisions.map((one) => (
             <tr key={one.number} class={one.actions.length ? "" : "quiet"}>
-              <td>{new Date(one.unix_s * 1000).toLocaleTimeString()}</td>
+              <td>{clock(one.unix_s * 1000)}</td>
               <td>{one.actions.length ? one.actions.map(actionText).join(", ") : one.reason.replaceAll("_", " ")}</td>
               <td>
                 {one.num_prefill} / {one.num_decode}

@@ -13,7 +13,8 @@ export function ModelPanel({ model, state }: { model: ModelEntry; state: LiveSta
   const workers = [...state.workers.values()].filter(
     (worker) => worker.model === model.name || state.models.size === 1,
   );
-  const pairs = state.transfers.pairs.filter(([prefill]) => workers.some((worker) => worker.name === prefill));
+  const names = new Set(workers.map((worker) => worker.name));
+  const pairs = state.transfers.pairs.filter(([prefill]) => names.has(prefill));
   const bytesPerS = pairs.reduce((sum, pair) => sum + pair[3], 0) / state.transfers.span_s;
   return (
     <section class="cluster-model" aria-label={`Model ${model.name}`}>
@@ -59,7 +60,7 @@ export function ModelPanel({ model, state }: { model: ModelEntry; state: LiveSta
           about={`${bytes(model.totals.transfer_bytes)} in all`}
         />
       </dl>
-      <WorkerPicture workers={workers} pairs={pairs} spanS={state.transfers.span_s} />
+      <WorkerPicture workers={workers} pairs={pairs} bytesPerS={bytesPerS} />
       <Queue model={model} />
       {dialog === "scale" && <ScaleDialog model={model.name} workers={workers} onClose={() => setDialog("")} />}
       {dialog === "update" && <UpdateDialog model={model.name} onClose={() => setDialog("")} />}

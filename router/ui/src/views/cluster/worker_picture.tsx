@@ -13,7 +13,8 @@ import { flowsOf, LEAST_WIDTH, layOut, MOST_WIDTH, type PictureLayout } from "./
 interface PictureProps {
   workers: readonly WorkerEntry[];
   pairs: readonly Pair[];
-  spanS: number;
+  /** What flows along all pairs. */
+  bytesPerS: number;
 }
 
 export function WorkerPicture(props: PictureProps) {
@@ -27,18 +28,17 @@ export function WorkerPicture(props: PictureProps) {
   );
 }
 
-const Picture = memo(function Picture({ workers, pairs, spanS, width }: PictureProps & { width: number }) {
+const Picture = memo(function Picture({ workers, pairs, bytesPerS, width }: PictureProps & { width: number }) {
   const layout = layOut(workers, width);
   const flows = useMemo(() => flowsOf(layout, pairs), [workers.length, pairs, width]);
-  const total = pairs.reduce((sum, pair) => sum + pair[3], 0) / spanS;
   return (
     <>
       <svg width={layout.width} height={layout.height} aria-hidden="true" focusable="false">
         {layout.prefill.length > 0 && <Caption x={0} text={`Prefill · ${layout.prefill.length}`} />}
         {layout.decode.length > 0 && <Caption x={layout.decodeX} text={`Decode · ${layout.decode.length}`} />}
-        {total > 0 && layout.decodeX > 0 && (
+        {bytesPerS > 0 && layout.decodeX > 0 && (
           <text class="cluster-flow-text" x={layout.decodeX - layout.flowWidth / 2} y={14} text-anchor="middle">
-            {bytes(total)}/s
+            {bytes(bytesPerS)}/s
           </text>
         )}
         {flows.map((flow) => (
