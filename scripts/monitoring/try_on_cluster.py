@@ -30,6 +30,7 @@ MAY_BE_EMPTY = (  # counted from the first event on, or only with the hardware o
     "DCGM_",
     "nv_gpu_",
     "slipstream:api_keys",
+    "slipstream:certificate_expiry_timestamp_seconds",
     "slipstream:migration_pause_seconds",
     "slipstream:migrations_total",
     "slipstream:planner_actions_total",
