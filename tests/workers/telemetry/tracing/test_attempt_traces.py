@@ -43,7 +43,9 @@ def chunk(index: int, finish: str | None = None, attempt: int = 0, cached: int =
     return TokenChunk("r", attempt, index, (1,), finish_reason=finish, num_cached_tokens=cached)  # type: ignore[arg-type]
 
 
-def sent(transfer_id: int = 7, destination: PeerId = THERE, failure: str | None = None, *, cancelled: bool = False) -> TransferOutcome:
+def sent(
+    transfer_id: int = 7, destination: PeerId = THERE, failure: str | None = None, *, cancelled: bool = False
+) -> TransferOutcome:
     key = TransferKey(destination, transfer_id)
     return TransferOutcome(key, failure, 4_000_000, 0.002, cancelled)
 
