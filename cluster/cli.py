@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slipstream import __version__
-from slipstream.cluster.state.run_state import NoHome
+from slipstream.cluster.state.host_folders import NoHome
 from slipstream.cluster.terminal import console
 
 COMMANDS = {

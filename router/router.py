@@ -32,6 +32,7 @@ from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
+from slipstream.router.observability.certificate_metrics import CertificateHolder, certificate_family
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.process.grpc_tuning import spare_grpc_threads
@@ -150,6 +151,7 @@ class Router:
             cleanup.push_async_callback(self.service.close)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = self._config.http.port if is_embedded else await self._server.start()
+            self.front.add_metrics(lambda: (certificate_family(self._certificates()),))
             admin_at = await self._start_admin(self.front, cleanup)
             await models.keep_texts()
             self._begin_tasks(cleanup)
@@ -232,6 +234,11 @@ class Router:
         addresses = await self.tensors.start(self.front, self.service, access, cleanup)
         self.front.show_repository(self._repository_status)
         return addresses
+
+    def _certificates(self) -> dict[str, CertificateHolder | None]:
+        """By port."""
+        of_tensors = self.tensors.certificates if self.tensors is not None else {}
+        return {"http": self._server.tls, "workers": self.service.worker_port.tls, **of_tensors}
 
     def _repository_status(self) -> dict[str, Any]:
         assert self.tensors is not None

@@ -33,6 +33,7 @@ from slipstream.router.instances.instance_port import BACKLOG, InstancePort, Ins
 from slipstream.router.language_backends.generation.generation_run import Generations
 from slipstream.router.language_backends.language_version import LanguageContext, LanguageVersion
 from slipstream.router.language_backends.model_links import ModelLinks
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_repository.backend_directory import BackendDirectory
 from slipstream.router.model_repository.config.backends import EXECUTED_BY_INSTANCES, LANGUAGE_BACKENDS
@@ -40,6 +41,8 @@ from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import RepositoryError
+from slipstream.router.observability.certificate_metrics import CertificateHolder
+from slipstream.router.observability.tensor_metrics.instance_usage import instance_usage_families
 from slipstream.router.observability.tensor_metrics.tensor_metrics_page import TensorMetricsPage
 from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
 from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
@@ -177,6 +180,11 @@ class TensorModels:
         and the limit, all returns to zero when nothing runs."""
         return {**asdict(self.port.ledger), **asdict(self.pool.usage)}
 
+    @property
+    def certificates(self) -> dict[str, CertificateHolder | None]:
+        """By port."""
+        return {"grpc": self._grpc, "instances": self.port.tls}
+
     def leave(self) -> None:
         """Be unready from now on, by either protocol."""
         self.repository.leave()
@@ -236,16 +244,21 @@ class TensorModels:
 
     async def _serve_metrics(self, front: Front, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         config = self._config.metrics
-        page = self.metrics_page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
+        counts = ServiceMetrics(self.service, self.repository.cache)
+        page = self.metrics_page = TensorMetricsPage(counts, pool, config, self._gpus_of_hosts)
         await page.start()
         cleanup.push_async_callback(page.stop)
         front.serve_tensor_metrics(page.render)
+        front.add_metrics(lambda: instance_usage_families(self.port.usage))
         if config.port is None:
             return None
         server = TensorMetricsServer(config, page, host=self._host)
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         return Endpoint(config.host or self._host, port)
+
+    def _gpus_of_hosts(self) -> list[GpuReading]:
+        return [gpu for host in self.port.usage for gpu in host.gpus]
 
     async def _load(self) -> None:
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.config.cluster_config import AdminApiConfig
 from slipstream.router.process.listening import close_all, listening_at
+from slipstream.router.tls.server_tls import ServerTls
 
 if TYPE_CHECKING:
     from slipstream.cluster.admin_api.uvicorn_server import UvicornServer
@@ -35,7 +35,7 @@ class AdminServer:
 async def operating(port: AdminServer, parts: DriverParts) -> AsyncIterator[None]:
     """Serves the API while the context is open."""
     # In a thread, because the import takes longer than the loop should be blocked.
-    server = await asyncio.to_thread(_web_server, parts, port.tls.context if port.tls is not None else None)
+    server = await asyncio.to_thread(_web_server, parts, port.tls)
     task = asyncio.create_task(server.serve(sockets=port.sockets), name="admin-api")
     watch = asyncio.create_task(port.tls.watch(), name="certificate") if port.tls is not None else None
     try:
@@ -47,7 +47,7 @@ async def operating(port: AdminServer, parts: DriverParts) -> AsyncIterator[None
         await task
 
 
-def _web_server(parts: DriverParts, tls: ssl.SSLContext | None) -> UvicornServer:
+def _web_server(parts: DriverParts, tls: ServerTls | None) -> UvicornServer:
     from slipstream.cluster.admin_api.uvicorn_server import web_server
 
     return web_server(parts, tls)

@@ -15,7 +15,7 @@ from slipstream.cluster.fleet.tensor_versions_port import TensorVersionsPort
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.repository.files_watch import FilesWatch
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.update.updaters import Updaters
 from slipstream.router.protocol.messages import Role
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -15,6 +14,8 @@ from slipstream.cluster.admin_api.model_routes import model_routes
 from slipstream.cluster.admin_api.planner_routes import planner_routes
 from slipstream.cluster.admin_api.update_routes import update_routes
 from slipstream.cluster.repository.files_metrics import FilesPage
+from slipstream.router.observability.certificate_metrics import CertificatePage
+from slipstream.router.tls.server_tls import ServerTls
 
 GOODBYE_S = 1
 
@@ -27,9 +28,9 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
-def web_server(parts: DriverParts, tls: ssl.SSLContext | None = None) -> UvicornServer:
-    """A server with the routes of everything that operators can ask of this driver; over TLS, if there is a context."""
-    pages = [FilesPage(parts.files)]
+def web_server(parts: DriverParts, tls: ServerTls | None = None) -> UvicornServer:
+    """A server with the routes of everything that operators can ask of this driver, perhaps over TLS."""
+    pages = [FilesPage(parts.files), CertificatePage({"admin": tls})]
     routers = [planner_routes(parts.decisions, parts.fleet, pages)]
     routers.append(history_routes(parts.changes))
     if parts.models is not None:
@@ -48,5 +49,6 @@ def web_server(parts: DriverParts, tls: ssl.SSLContext | None = None) -> Uvicorn
         timeout_graceful_shutdown=GOODBYE_S,
     )
     config.load()
-    config.ssl = tls  # uvicorn would read the files once; this context takes up renewed ones
+    if tls is not None:
+        config.ssl = tls.context  # uvicorn would read the files once; this context takes up renewed ones
     return UvicornServer(config)

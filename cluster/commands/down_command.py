@@ -12,9 +12,9 @@ import psutil
 
 from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import clusters_here, host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterPhase, ClusterState
 from slipstream.cluster.state.cluster_status import duration, router_status
-from slipstream.cluster.state.run_state import ClusterPhase, ClusterState
 from slipstream.cluster.terminal import console
 
 PATIENCE_S = 20.0  # with --now
@@ -33,8 +33,8 @@ def down_command(name: str | None, now: bool, grace: bool) -> None:
     """Drain and stop the cluster called NAME (not needed if there is only one)."""
     if now and grace:
         raise click.UsageError("--now and --grace contradict each other")
-    states = run_state.read_all(run_state.run_folder())
-    for ended in run_state.sweep(run_state.run_folder()):
+    states = clusters_here.read_all(host_folders.run_folder())
+    for ended in clusters_here.sweep(host_folders.run_folder()):
         console.warning(f"{ended.name} has ended: {ended.last_words}")
     if name is not None:
         states = [state for state in states if state.name == name]
@@ -91,7 +91,7 @@ def _wait_until_gone(state: ClusterState, patience_s: float) -> bool:
 
 def _progress(before: ClusterState) -> str:
     """What a cluster that is ending is doing now."""
-    state = run_state.read(run_state.run_folder() / f"{before.name}.json") or before
+    state = state_file.read(host_folders.run_folder() / f"{before.name}.json") or before
     if state.phase != "draining":
         return "its processes are ending" if state.phase == "stopping" else state.phase
     load = router_status(state.ask_url)

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import click
 
 from slipstream.cluster.state.cluster_status import KEY_VARIABLE, direct_opener, shown_key
-from slipstream.cluster.state.run_state import cluster_here
+from slipstream.cluster.state.clusters_here import cluster_here
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.observability.explain.explain_infer import infer_listing, infer_text
 from slipstream.router.observability.explain.explain_table import listing, table

@@ -18,7 +18,7 @@ import click
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.cluster_choice import ClusterChoice, of_a_cluster, takes_name
 from slipstream.cluster.history.change_log import ChangeFilter, ChangeLog, history_path
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import clusters_here, host_folders
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 
 ASK_EVERY_S = 1.0
@@ -74,7 +74,7 @@ def moment_of(text: str, now_s: float) -> float:
 
 
 def _runs(name: str) -> bool:
-    return any(state.name == name for state in run_state.read_all(run_state.run_folder()))
+    return any(state.name == name for state in clusters_here.read_all(host_folders.run_folder()))
 
 
 def _ended(name: str) -> ChangeLog:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import click
 
 from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import clusters_here, host_folders
 from slipstream.cluster.state.router_probe import why_not_ready
 from slipstream.cluster.terminal import console
 
@@ -23,7 +23,7 @@ from slipstream.cluster.terminal import console
 def ready_command(name: str | None, timeout_s: float) -> None:
     """Say whether all clusters whose drivers run here, or the one called NAME, take requests (exit code 0). If one does
     not, or there is none, the exit code is 1."""
-    states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
+    states = [state for state in clusters_here.read_all(host_folders.run_folder()) if name in (None, state.name)]
     if not states:
         console.error(f"no cluster named {name} runs here" if name else "no cluster runs here")
         sys.exit(1)

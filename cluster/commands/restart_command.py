@@ -19,8 +19,8 @@ from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
 from slipstream.cluster.fleet.update_plan import ENDED
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import VARIABLE
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import clusters_here, host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 
@@ -54,7 +54,7 @@ def restart_command(name: str | None) -> None:
 
 def _chosen(name: str | None) -> ClusterState:
     """The cluster, which serves and is not being updated. Raises CommandError."""
-    states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
+    states = [state for state in clusters_here.read_all(host_folders.run_folder()) if name in (None, state.name)]
     if not states:
         raise CommandError(f"no cluster named {name} runs here" if name else "no cluster runs here")
     if len(states) > 1:
@@ -122,9 +122,9 @@ def _end_driver(state: ClusterState) -> None:
 
 def _next(before: ClusterState) -> ClusterState:
     """Waits until another driver serves. Raises CommandError if the cluster has ended."""
-    path = run_state.run_folder() / f"{before.name}.json"
+    path = host_folders.run_folder() / f"{before.name}.json"
     while True:
-        state = run_state.read(path)
+        state = state_file.read(path)
         is_ours = state is not None and (state.pid, state.started) == (before.pid, before.started)
         if state is None or not is_ours or state.is_stale:
             if not process_tree.is_running(before.pid, before.started):

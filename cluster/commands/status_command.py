@@ -16,10 +16,10 @@ from slipstream.cluster.admin_api.client.admin_address import AdminAddress, take
 from slipstream.cluster.admin_api.client.admin_client import client_of
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import clusters_here, host_folders
+from slipstream.cluster.state.cluster_state import ClusterState, MemberStatus
 from slipstream.cluster.state.cluster_status import describe, router_status
 from slipstream.cluster.state.model_state import ModelState
-from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 
@@ -54,7 +54,7 @@ class StatusView:
 def status_command(name: str | None, watch: bool, every: float, address: AdminAddress, as_json: bool) -> None:
     """Show the clusters whose drivers run on this machine, the one called NAME, or one on another machine."""
     with exit_on_command_error(), suppress(KeyboardInterrupt):
-        for ended in run_state.sweep(run_state.run_folder()) if address.url is None else ():
+        for ended in clusters_here.sweep(host_folders.run_folder()) if address.url is None else ():
             console.warning(f"{ended.name} has ended: {ended.last_words}")
         elsewhere = address.client() if address.url is not None else None
         while True:
@@ -77,7 +77,7 @@ def views(name: str | None, elsewhere: AdminPort | None, url: str | None) -> lis
 
 def _here(name: str | None) -> Iterator[StatusView]:
     """Clusters on this machine, by their state files, together with what their drivers tell if they already serve."""
-    for state in run_state.read_all(run_state.run_folder()):
+    for state in clusters_here.read_all(host_folders.run_folder()):
         if name not in (None, state.name):
             continue
         if state.driver and not state.has_driver:

@@ -28,7 +28,7 @@ from slipstream.cluster.planner.pool_prices import PoolPrices
 from slipstream.cluster.planner.shared.cluster_planner_loop import ClusterPlannerLoop
 from slipstream.cluster.planner.shared.shared_loading import load_cluster_planner, load_shared_planner, shares_of
 from slipstream.cluster.planner.shared.shared_loop import SharedPlannerLoop
-from slipstream.cluster.state.run_state import StateFile
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.process.addresses import Endpoint
 

@@ -28,11 +28,13 @@ from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits, c
 from slipstream.cluster.ray.local_ray import LocalRay, RayFailed
 from slipstream.cluster.ray.ray_session import RaySession, connected
 from slipstream.cluster.repository.model_content import ModelContent
+from slipstream.cluster.state.cluster_state import ClusterPhase, ClusterState
 from slipstream.cluster.state.cluster_status import router_status
+from slipstream.cluster.state.host_folders import instances_path
 from slipstream.cluster.state.model_state import ModelState
 from slipstream.cluster.state.repository_lines import start_lines
 from slipstream.cluster.state.router_probe import wait_until_ready, why_not_ready
-from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, StateFile, instances_path
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
 from slipstream.cluster.supervisor.instance_host_nodes import instance_hosts
 from slipstream.cluster.supervisor.members.deployment import Deployment

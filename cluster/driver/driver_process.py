@@ -26,8 +26,8 @@ from slipstream.cluster.ray.local_ray import LocalRay
 from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.sizing.config_choice import ConfigSource, config_source
 from slipstream.cluster.sizing.target_type import ServeTarget
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import clusters_here, host_folders, name_claim, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.protocol.messages import Role
@@ -67,10 +67,10 @@ def _run(guardian: GuardianLink, target: ServeTarget | None, overrides: Override
         for problem in error.problems:
             console.error(problem)
         return 2
-    except run_state.AlreadyRunning as error:
+    except name_claim.AlreadyRunning as error:
         console.error(str(error))
         return 2
-    except run_state.NoHome as error:
+    except host_folders.NoHome as error:
         console.error(str(error))
         return 1
     if before is None:
@@ -80,8 +80,8 @@ def _run(guardian: GuardianLink, target: ServeTarget | None, overrides: Override
     try:
         if address is None and not guardian.is_again:  # else the holder has the ports
             check_ports(config, source)
-        with run_state.claim(config.name, run_state.run_folder(), guardian.pid) as state_path:
-            left = run_state.read(state_path)
+        with name_claim.claim(config.name, host_folders.run_folder(), guardian.pid) as state_path:
+            left = state_file.read(state_path)
             if left is not None and left.pid != guardian.pid:
                 console.warning(f"the cluster that was called {config.name} has ended: {left.last_words}")
             code = _serve(DriverTask(guardian, config, source.path, overrides, before, state_path, timings), address)
@@ -90,11 +90,11 @@ def _run(guardian: GuardianLink, target: ServeTarget | None, overrides: Override
             if not guardian.is_alive or not guardian.starts_another:
                 state_path.unlink(missing_ok=True)
             return code
-    except (CannotListen, run_state.AlreadyRunning) as error:
+    except (CannotListen, name_claim.AlreadyRunning) as error:
         console.error(str(error))
         return 2
     except OSError as error:
-        console.error(f"cannot use {error.filename or run_state.run_folder()}: {error.strerror or error}")
+        console.error(f"cannot use {error.filename or host_folders.run_folder()}: {error.strerror or error}")
         return 1
 
 
@@ -103,7 +103,7 @@ def state_before(guardian: GuardianLink) -> ClusterState | None:
     latest update, or the file as it was then. What has been written into the file since is no part of it."""
     if not guardian.is_again:
         return None
-    states = run_state.read_all(run_state.run_folder())
+    states = clusters_here.read_all(host_folders.run_folder())
     return next((one for one in states if (one.pid, one.started) == (guardian.pid, guardian.started)), None)
 
 
@@ -185,7 +185,7 @@ def check_ports(config: ClusterConfig, source: ConfigSource) -> None:
 
 def log_folder(name: str, *, is_fresh: bool) -> Path:
     """The folder for the logs of this run, in which those of the last run are removed if it `is_fresh`."""
-    log_dir = run_state.cache_folder() / "logs" / name
+    log_dir = host_folders.cache_folder() / "logs" / name
     log_dir.mkdir(parents=True, exist_ok=True)
     for old in log_dir.glob("*.log") if is_fresh else ():
         old.unlink()

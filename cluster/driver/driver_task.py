@@ -8,7 +8,7 @@ from pathlib import Path
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.overrides import Overrides
 from slipstream.cluster.processes.guardian_link import GuardianLink
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 
 
 @dataclass(frozen=True, slots=True)

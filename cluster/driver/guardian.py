@@ -34,7 +34,7 @@ from slipstream.cluster.driver.driver_restarts import DriverRestarts
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import ALIVE, INTERRUPTED, LET_GO, RAY_ENDED, READY, DriverEnv
 from slipstream.cluster.processes.service_manager import ServiceManager
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import clusters_here
 from slipstream.cluster.terminal import console
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
@@ -59,7 +59,7 @@ def guard(command: Sequence[str]) -> int:
     _adopt_orphans()
     with keeping_clients() as holder:
         code = Guardian(command, holder, signals, ServiceManager.of_this_process()).run()
-    run_state.remove_those_of(os.getpid())
+    clusters_here.remove_those_of(os.getpid())
     remove_files_of_the_dead()  # shared memory of a router or an instance that was killed at the end
     return code if code >= 0 else 128 - code
 

@@ -16,7 +16,8 @@ from slipstream.cluster.models.repository_pools import RepositoryPools
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.models.wanted_pools import WantedPools
-from slipstream.cluster.state.run_state import StateFile, cache_folder
+from slipstream.cluster.state.host_folders import cache_folder
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.terminal.console import Console
 
 

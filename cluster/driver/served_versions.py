@@ -10,7 +10,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.driver.stop_order import unless
 from slipstream.cluster.models.version_name import name_version
 from slipstream.cluster.repository.model_content import ModelContent, content_of
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.supervisor.supervisor import StartFailed
 from slipstream.cluster.terminal.console import Console
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.driver.curl_target import CurlTarget
-from slipstream.cluster.state.run_state import ClusterState, MemberStatus
+from slipstream.cluster.state.cluster_state import ClusterState, MemberStatus
 from slipstream.router.api.ui.built_page import is_built
 
 

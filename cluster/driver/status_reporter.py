@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from slipstream.cluster.driver.urls import url_of
 from slipstream.cluster.ray.local_ray import LocalRay
 from slipstream.cluster.repository.files_watch import FilesWatch
+from slipstream.cluster.state.cluster_state import MemberStatus
 from slipstream.cluster.state.cluster_status import consequence
-from slipstream.cluster.state.run_state import MemberStatus, StateFile
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.model_files.manifest import REFUSES

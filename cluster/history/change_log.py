@@ -18,7 +18,7 @@ from pathlib import Path
 
 from slipstream.cluster.fleet.author import Author
 from slipstream.cluster.history.change import Change, ChangeKind
-from slipstream.cluster.state.run_state import NoHome, run_folder, state_folder
+from slipstream.cluster.state.host_folders import NoHome, run_folder, state_folder
 
 MAX_BYTES = 4 << 20  # of a file, which is about 20,000 changes
 MAX_FILES = 5

@@ -24,7 +24,7 @@ from slipstream.cluster.models.version_name import name_version
 from slipstream.cluster.ray.bundles import CannotPlace
 from slipstream.cluster.repository.model_content import ModelContent, content_of
 from slipstream.cluster.state.model_state import ModelState
-from slipstream.cluster.state.run_state import StateFile
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.supervisor.start_bound import start_bound
 from slipstream.cluster.supervisor.supervisor import StartFailed
 from slipstream.cluster.terminal.console import Console

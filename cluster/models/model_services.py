@@ -17,7 +17,7 @@ from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.repository.model_content import ModelContent
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.supervisor.model_router import ModelRouter
 from slipstream.cluster.terminal.console import Console
 from slipstream.cluster.update.folder_watch import FolderWatch

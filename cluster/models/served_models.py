@@ -7,7 +7,7 @@ from dataclasses import replace
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.config.served_config import as_plain
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 

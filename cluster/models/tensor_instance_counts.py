@@ -10,7 +10,7 @@ from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.planner.planner_decision import SetInstances
-from slipstream.cluster.state.run_state import StateFile
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.status.instances_status import InstancesStatus

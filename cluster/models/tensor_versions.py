@@ -14,7 +14,7 @@ from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import UpdateOptions
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
-from slipstream.cluster.state.run_state import StateFile
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.update.tensor_rollout import LostRollout, TensorRollout
 from slipstream.router.config.tensor_versions_config import TensorMirrorConfig, TensorVersionsConfig

@@ -21,7 +21,7 @@ from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.sizing.chosen_entry import Room, chosen_entry
 from slipstream.cluster.sizing.machine_facts import read_machine
-from slipstream.cluster.state.run_state import StateFile
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.router.status.wanted_models import WantedModel
 
 log = logging.getLogger(__name__)

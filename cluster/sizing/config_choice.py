@@ -19,7 +19,7 @@ from slipstream.cluster.repository.model_location import ModelFiles
 from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.sizing.serve_target import ChosenConfig, chosen_for
 from slipstream.cluster.sizing.target_type import ServeTarget
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import host_folders, name_claim
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.console import Console
 from slipstream.cluster.triton_flags.repository_flags import RepositoryFlags, setting_options
@@ -71,8 +71,8 @@ def config_source(target: ServeTarget | None, name: str | None, port: int | None
         assert isinstance(target, Path)
         return ConfigSource(target)
     used = name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME
-    run_state.check_unused(used, run_state.run_folder())
-    path = run_state.cache_folder() / "chosen" / f"{used}.yaml"
+    name_claim.check_unused(used, host_folders.run_folder())
+    path = host_folders.cache_folder() / "chosen" / f"{used}.yaml"
     chosen.write(path)
     _show(chosen)
     given = _as_arguments(target, name, port)

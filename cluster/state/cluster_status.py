@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.state.model_lines import model_lines
 from slipstream.cluster.state.repository_lines import repository_lines
 from slipstream.cluster.state.router_probe import unverified
-from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal.table import aligned
 
 TIMEOUT_S = 2.0

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 
 
 def model_lines(state: ClusterState, signals: Mapping[str, dict[str, Any] | None]) -> Iterator[str]:

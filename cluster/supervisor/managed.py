@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.state.cluster_state import MemberStatus
 from slipstream.cluster.supervisor.members.members import Group, InstanceHostControl, Member
 from slipstream.cluster.supervisor.restart_policy import RestartPolicy
 from slipstream.router.model_files.manifest import REFUSES

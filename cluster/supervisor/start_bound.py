@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.state.cluster_state import MemberStatus
 
 LOOK_EVERY_S = 1.0
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import MemberState
-from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.state.cluster_state import MemberStatus
 from slipstream.cluster.supervisor.managed import (
     Managed,
     ManagedGroup,

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import MemberState
 from slipstream.cluster.ray.bundles import PoolResources
-from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.state.cluster_state import MemberStatus
 from slipstream.cluster.supervisor.incarnations import Incarnations
 from slipstream.cluster.supervisor.managed import (
     Managed,

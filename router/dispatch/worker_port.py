@@ -75,7 +75,7 @@ class WorkerPort:
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._servers: list[asyncio.Server] = []
-        self._tls = config.worker_tls.server_tls("the certificate for workers") if config.worker_tls.is_on else None
+        self.tls = config.worker_tls.server_tls("the certificate for workers") if config.worker_tls.is_on else None
         self._listening: Sequence[socket.socket] = ()
         self._beat: asyncio.TimerHandle | None = None
         self._num_pings = 0
@@ -88,7 +88,7 @@ class WorkerPort:
         host, port = self._config.worker_host, self._config.worker_port
         self._listening = listening or await asyncio.to_thread(listening_at, host, port, BACKLOG)
         for sock in self._listening:
-            tls = self._tls.context if self._tls is not None else None
+            tls = self.tls.context if self.tls is not None else None
             self._servers.append(await loop.create_server(self._accept, sock=sock, backlog=BACKLOG, ssl=tls))
         self._schedule_beat()
         return self._listening
@@ -287,8 +287,8 @@ class WorkerPort:
         # If this loop itself was held up, messages of the workers may still be unread in the sockets: judge next time.
         was_on_time = now - due_s < lease_s / PINGS_PER_LEASE
         self._num_pings += 1
-        if self._tls is not None:
-            self._tls.look()
+        if self.tls is not None:
+            self.tls.look()
         for connection in list(self._workers.values()):
             if was_on_time and now - connection.heard_s > lease_s:
                 connection.protocol.abort(TimeoutError(f"silent for {now - connection.heard_s:.1f} s"))

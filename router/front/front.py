@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
+
+from prometheus_client.core import Metric
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.admin.cluster_pages import ClusterPages, ObservedService, UnreadyBecause
@@ -123,6 +125,10 @@ class Front(ApiFront):
         if self._render_tensor_metrics is not None:
             page += self._render_tensor_metrics()
         exchange.respond(200, page, CONTENT_TYPE)
+
+    def add_metrics(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Shows these among the metrics from now on."""
+        self._page.add(families)
 
     def serve_tensor_metrics(self, render: Callable[[], bytes]) -> None:
         """Puts Triton's metrics behind the others from now on."""

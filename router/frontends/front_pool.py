@@ -21,8 +21,10 @@ from slipstream.router.frontends.front_messages import (
 )
 from slipstream.router.frontends.front_setup import FrontModel, FrontSetup
 from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.tls import http_tls
 from slipstream.router.process.listening import bound_at, cannot_listen, close_all
 from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
+from slipstream.router.tls.server_tls import ServerTls
 
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
@@ -52,6 +54,8 @@ class FrontPool:
         self._failover = failover
         self._takes_over = False
         self._setup = setup
+        tls = setup.config.http.tls
+        self._tls = http_tls(tls) if tls.is_on else None  # its fronts serve it
         self._link_of = link_of
         self._counts = ConnectionCounts(num_fronts)
         self._reserved: list[socket.socket] = []
@@ -59,6 +63,13 @@ class FrontPool:
         self._watchers: list[asyncio.Task[None]] = []  # one a front
         self._watch: asyncio.Task[None] | None = None
         self._drained_s: float | None = None  # when the drain that has begun is to be over (monotonic)
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """As its fronts have it, who take up renewed files by themselves."""
+        if self._tls is not None:
+            self._tls.look()
+        return self._tls
 
     @property
     def num_connections(self) -> int:

@@ -72,7 +72,7 @@ class HttpServer(Generic[C]):
         self._shares_port = shares_port
         self._count = count
         self._unix_socket = unix_socket
-        self._tls = http_tls(config.tls) if config.tls.is_on else None
+        self.tls = http_tls(config.tls) if config.tls.is_on else None
         self._watch: asyncio.Task[None] | None = None  # of the certificate
         self._acceptors: list[Acceptor] = []
         self._connections: set[OwnedConnection] = set()
@@ -123,8 +123,8 @@ class HttpServer(Generic[C]):
         if self._unix_socket is not None:
             loop = asyncio.get_running_loop()
             self._acceptors.append(await loop.create_unix_server(self._connection, sock=self._unix_socket))
-        if self._tls is not None:
-            self._watch = asyncio.create_task(self._tls.watch(), name="certificate")
+        if self.tls is not None:
+            self._watch = asyncio.create_task(self.tls.watch(), name="certificate")
         port: int = sockets[0].getsockname()[1]
         return port
 
@@ -136,7 +136,7 @@ class HttpServer(Generic[C]):
             raise cannot_listen(error, host, port) from error
 
     async def _accept_at(self, sock: socket.socket) -> Acceptor:
-        context = self._tls.context if self._tls is not None else None
+        context = self.tls.context if self.tls is not None else None
         return await asyncio.get_running_loop().create_server(
             self._connection,
             sock=sock,

@@ -6,7 +6,14 @@ from typing import Protocol
 
 from slipstream.router.instances.frames.frame_connection import FrameConnection
 from slipstream.router.instances.frames.frame_reader import FrameError, Json, Payload
-from slipstream.router.instances.host_messages import HostHello, instance_end, instance_secret, start_fields
+from slipstream.router.instances.host_messages import (
+    HostHello,
+    UsageReport,
+    instance_end,
+    instance_secret,
+    start_fields,
+    usage_of,
+)
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
 
 
@@ -26,6 +33,7 @@ class HostLink:
         self.node_ip = hello.node_ip
         self.memory_id = hello.memory_id
         self.connection = connection
+        self.usage = UsageReport()  # the latest
         self._token = token
         self._keeper = keeper
 
@@ -39,9 +47,13 @@ class HostLink:
 
     def received(self, head: Json, payload: Payload) -> None:
         """Raises FrameError for what a host may not say."""
-        if head["type"] not in ("exited", "start_failed"):
-            raise FrameError(f"a host does not say {head['type']!r}")
-        self._keeper.instance_ended(*instance_end(head))
+        match head["type"]:
+            case "exited" | "start_failed":
+                self._keeper.instance_ended(*instance_end(head))
+            case "usage":
+                self.usage = usage_of(head)
+            case other:
+                raise FrameError(f"a host does not say {other!r}")
 
     def lost(self, reason: str) -> None:
         self._keeper.host_lost(self, reason)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipstream.router.instances.frames.frame_reader import FrameError, Json
 from slipstream.router.instances.messages import PROTOCOL, InstanceEnd, StartInstance
+from slipstream.router.machine.gpu_reader import GpuReading
 
+GPU_FIGURES = tuple(entry.name for entry in dataclasses.fields(GpuReading) if entry.name != "uuid")
 START_FIELDS = tuple(entry.name for entry in dataclasses.fields(StartInstance))
 
 
@@ -28,10 +31,29 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostWelcome:
-    """`address` is for instances: `unix:PATH` or `HOST:PORT`. Each router has a higher `epoch` than those before it."""
+    """`address` is for instances: `unix:PATH` or `HOST:PORT`. Each router has a higher `epoch` than those before it.
+    `usage_s`: how often it wants a `usage`; 0: never, as routers before this field."""
 
     address: str
     epoch: int
+    usage_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """What the process of a launch takes ("": that of the host): seconds of processors since it began, memory now."""
+
+    launch: str
+    cpu_seconds: float
+    resident_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """Of the processes of a host by launch, and of the GPUs of its machine."""
+
+    processes: Mapping[str, ProcessUsage] = field(default_factory=dict)
+    gpus: tuple[GpuReading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +112,44 @@ def _text(head: Json, name: str) -> str:
 
 
 def host_welcome_head(welcome: HostWelcome) -> Json:
-    return {"type": "host_welcome", "address": welcome.address, "epoch": welcome.epoch}
+    return {
+        "type": "host_welcome",
+        "address": welcome.address,
+        "epoch": welcome.epoch,
+        "usage_s": welcome.usage_s,
+    }
 
 
 def host_welcome(head: Json) -> HostWelcome:
     """Raises FrameError."""
     try:
-        return HostWelcome(head["address"], head["epoch"])
-    except KeyError as error:
+        return HostWelcome(head["address"], head["epoch"], float(head.get("usage_s", 0.0)))
+    except (KeyError, TypeError, ValueError) as error:
         raise FrameError(f"a bad host_welcome: {error!r}") from error
+
+
+def usage_head(report: UsageReport) -> Json:
+    processes = [[one.launch, one.cpu_seconds, one.resident_memory_bytes] for one in report.processes.values()]
+    return {"type": "usage", "processes": processes, "gpus": [dataclasses.asdict(gpu) for gpu in report.gpus]}
+
+
+def usage_of(head: Json) -> UsageReport:
+    """Fields of GPUs of a later version are ignored. Raises FrameError."""
+    try:
+        processes = [ProcessUsage(str(one), float(cpu_s), int(memory)) for one, cpu_s, memory in head["processes"]]
+        gpus = tuple(_gpu(shown) for shown in head["gpus"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FrameError(f"a bad usage: {error!r}") from error
+    return UsageReport({one.launch: one for one in processes}, gpus)
+
+
+def _gpu(shown: Json) -> GpuReading:
+    """Raises KeyError or TypeError."""
+    figures = {name: shown[name] for name in GPU_FIGURES if shown.get(name) is not None}
+    for name, figure in figures.items():
+        if not isinstance(figure, int | float):
+            raise TypeError(f"{name} must be a number, got {figure!r}")
+    return GpuReading(_text(shown, "uuid"), **figures)
 
 
 def instance_hello(head: Json) -> InstanceHello:

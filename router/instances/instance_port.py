@@ -11,11 +11,18 @@ from dataclasses import dataclass, field
 from slipstream.router.instances.frames.frame_connection import FrameConnection
 from slipstream.router.instances.greeting import MAX_HELLO_BYTES, Greeting
 from slipstream.router.instances.host_link import HostLink
-from slipstream.router.instances.host_messages import HostHello, HostWelcome, InstanceHello, host_welcome_head
+from slipstream.router.instances.host_messages import (
+    HostHello,
+    HostWelcome,
+    InstanceHello,
+    ProcessUsage,
+    host_welcome_head,
+)
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.instance_owner import InstanceOwner, PortObserver
 from slipstream.router.instances.launches import Launches
 from slipstream.router.instances.messages import StartInstance
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.tensor_memory.mapped_files import MappedFiles
 from slipstream.router.tensor_memory.region_pool import RegionPool
@@ -25,6 +32,7 @@ from slipstream.router.tls.link_tls import LinkTlsConfig
 
 BACKLOG = 512
 BEAT_S = 5.0
+USAGE_S = 5.0  # how often hosts say what their processes take
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,17 @@ class HostStatus:
     node_ip: str
     memory_id: str
     num_instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """What the process of a host takes (None: it has not said so yet), those of its instances, and the GPUs of its
+    machine."""
+
+    name: str
+    own: ProcessUsage | None
+    instances: tuple[tuple[StartInstance, ProcessUsage], ...]
+    gpus: tuple[GpuReading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +102,7 @@ class InstancePort:
         self._config = config
         self._pool = pool
         self._sockets = sockets
-        self._tls = config.tls.server_tls("the certificate for instances") if config.tls.is_on else None
+        self.tls = config.tls.server_tls("the certificate for instances") if config.tls.is_on else None
         self._epoch = time.time_ns()
         self._files = MappedFiles()
         self._launches = Launches(
@@ -106,7 +125,7 @@ class InstancePort:
         if self._config.unix_path:
             sock = listening_at_path(self._config.unix_path, BACKLOG)
             self._servers.append(await loop.create_unix_server(self._connection, sock=sock, backlog=BACKLOG))
-        tls = self._tls.context if self._tls is not None else None
+        tls = self.tls.context if self.tls is not None else None
         for sock in self._sockets:
             self._servers.append(await loop.create_server(self._connection, sock=sock, backlog=BACKLOG, ssl=tls))
         self._on_beat()
@@ -136,6 +155,11 @@ class InstancePort:
             HostStatus(host.name, host.node_ip, host.memory_id, self._launches.num_instances(host.name))
             for host in self._launches.hosts.values()
         ]
+
+    @property
+    def usage(self) -> list[HostUsage]:
+        """What the processes of connected hosts take, as they have said last."""
+        return [self._usage_of(host) for host in self._launches.hosts.values()]
 
     @property
     def host_names(self) -> Collection[str]:
@@ -168,13 +192,19 @@ class InstancePort:
         host = HostLink(hello, connection, self._config.token, self._launches)
         connection.receiver = host
         address = connection.local_address or f"unix:{self._config.unix_path}"
-        connection.send(host_welcome_head(HostWelcome(address, self._epoch)))
+        connection.send(host_welcome_head(HostWelcome(address, self._epoch, USAGE_S)))
         self._launches.host_came(host, hello.running, time.monotonic())
 
     def instance_came(self, hello: InstanceHello, connection: FrameConnection) -> None:
         """For `Greeting`."""
         connection.allow_frames_of(self._config.max_frame_bytes)
         self._launches.instance_came(hello, connection)
+
+    def _usage_of(self, host: HostLink) -> HostUsage:
+        links = self._launches.links
+        processes = host.usage.processes
+        instances = [(links[launch].start, usage) for launch, usage in processes.items() if launch in links]
+        return HostUsage(host.name, processes.get(""), tuple(instances), host.usage.gpus)
 
     def _connection(self) -> FrameConnection:
         return FrameConnection(self._greeting, MAX_HELLO_BYTES, self._connections)
@@ -189,6 +219,6 @@ class InstancePort:
     def _on_beat(self) -> None:
         self.check_absent()
         self._pool.trim()
-        if self._tls is not None:
-            self._tls.look()
+        if self.tls is not None:
+            self.tls.look()
         self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._on_beat)

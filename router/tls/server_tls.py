@@ -6,7 +6,9 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from slipstream.router.tls.expiry import expires_at_s
 from slipstream.router.tls.tls_files import TlsFileError, file_times
 
 LOOK_EVERY_S = 1.0
@@ -30,6 +32,7 @@ class ServerTls:
         self._seen = file_times(files)
         self.context = self._current = self._loaded()
         self.context.sni_callback = self._go_on
+        self.expires_at_s = self._expiry()  # of the certificate that is served, in seconds since 1970
 
     async def watch(self) -> None:
         """Takes up renewed files, until it is cancelled."""
@@ -46,6 +49,7 @@ class ServerTls:
         self._seen = times
         try:
             self._current = self._loaded()
+            self.expires_at_s = self._expiry()
         except TlsFileError as error:
             log.error("%s stays as it was: %s", self._what, error)
         else:
@@ -65,6 +69,13 @@ class ServerTls:
         if problem is not None:
             log.error("%s is one that clients will not trust: %s: %s", self._what, self._files[0], problem)
         return context
+
+    def _expiry(self) -> float | None:
+        """None if the file cannot be read any more."""
+        try:
+            return expires_at_s(Path(self._files[0]).read_text(encoding="latin-1"))
+        except OSError:
+            return None
 
 
 def _problem_of_time(server: ssl.SSLContext, cert: str) -> str | None:

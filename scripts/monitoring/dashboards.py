@@ -12,6 +12,9 @@ M = 'model_name=~"$model"'
 W = f'{M},worker=~"$worker"'
 T = 'tenant=~"$tenant"'
 N = 'model=~"$model"'
+GPU_UTIL_OF_DCGM = 'label_replace(DCGM_FI_DEV_GPU_UTIL, "gpu_uuid", "$1", "UUID", "(.*)") / 100'
+WORKER_HAS_GPU = f"(slipstream:worker_gpu_memory_total_bytes{{{W}}} > bool 0)"
+WORKER_DCGM = f"{WORKER_HAS_GPU} * on (gpu_uuid) group_left {GPU_UTIL_OF_DCGM}"
 NEEDS_NVML = "Where workers have GPUs of NVIDIA and the extra nvml."
 
 
@@ -79,6 +82,7 @@ OVERVIEW = Dashboard(
         HIT_RATE,
         panel("HTTP answers", "reqps", (rate("slipstream:http_responses_total", "", "status"), "{{status}}")),
         panel("Open connections", "short", ("slipstream:http_connections", "")),
+        panel("Certificates expire in", "s", ("slipstream:certificate_expiry_timestamp_seconds - time()", "{{port}}")),
         panel(
             "Workers by role",
             "short",
@@ -142,6 +146,7 @@ ONE_WORKER = Dashboard(
         of_gpus("GPU memory in use", "bytes", "memory_used_bytes"),
         of_gpus("GPU power", "watt", "power_watts"),
         of_gpus("GPU temperature", "celsius", "temperature_celsius"),
+        panel("GPU busy, by dcgm-exporter", "percentunit", (WORKER_DCGM, "{{worker}} rank {{rank}}"), about=NEEDS_NVML),
         panel("Predicted service times", "s", (f"slipstream:worker_predicted_seconds{{{W}}}", "{{worker}} {{what}}")),
         panel("First tokens, times later than predicted", "short", (f"slipstream:worker_reality{{{W}}}", "{{worker}}")),
     ),
@@ -228,9 +233,7 @@ def mean_us(name: str) -> str:
     return f"{rate(f'nv_inference_{name}_duration_us', N, *by)} / {rate('nv_inference_request_success', N, *by)}"
 
 
-DCGM = (
-    'label_replace(DCGM_FI_DEV_GPU_UTIL, "gpu_uuid", "$1", "UUID", "(.*)") / 100 and on (gpu_uuid) nv_gpu_utilization'
-)
+DCGM = f"{GPU_UTIL_OF_DCGM} and on (gpu_uuid) nv_gpu_utilization"
 TRITON = Dashboard(
     "triton",
     "Triton",
@@ -251,6 +254,22 @@ TRITON = Dashboard(
             "short",
             (f"{rate('nv_inference_count', N, 'model')} / {rate('nv_inference_exec_count', N, 'model')}", "{{model}}"),
         ),
+        panel(
+            "Processors of instances",
+            "short",
+            (rate("slipstream:instance_cpu_seconds_total", N, "host", "instance"), "{{host}} {{instance}}"),
+        ),
+        panel(
+            "Memory of instances",
+            "bytes",
+            (f"slipstream:instance_resident_memory_bytes{{{N}}}", "{{host}} {{instance}}"),
+        ),
+        panel(
+            "Processors of instance hosts",
+            "short",
+            (rate("slipstream:instance_host_cpu_seconds_total", "", "host"), "{{host}}"),
+        ),
+        panel("Memory of instance hosts", "bytes", ("slipstream:instance_host_resident_memory_bytes", "{{host}}")),
         panel("Processors of the router's host", "percentunit", ("nv_cpu_utilization", "")),
         panel(
             "Memory of the router's host",

@@ -19,12 +19,14 @@ from slipstream.router.access.access import Access
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import TensorMetricsConfig
 from slipstream.router.machine.gpu_reader import GpuReading
+from slipstream.router.observability.certificate_metrics import certificate_family
 from slipstream.router.observability.endpoint_metrics import EndpointCounts
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
 from slipstream.router.observability.metric_families import MODEL_LABEL
 from slipstream.router.observability.metrics_page import MetricsPage
 from slipstream.router.observability.model_metrics import model_families
 from slipstream.router.observability.store_metrics import store_families
+from slipstream.router.observability.tensor_metrics.instance_usage import instance_usage_families
 from slipstream.router.observability.tensor_metrics.machine_families import add_machine_families
 from slipstream.router.observability.tensor_metrics.machine_reading import MachineReading
 from slipstream.router.observability.tensor_metrics.metric_lines import MetricLines
@@ -128,6 +130,8 @@ def _of_router() -> Iterator[MetricDescription]:
     yield from described(model_families(ModelCounts(), snapshot), "router", MODEL_LABEL)
     yield from described(page.front_families(), "router")
     yield from described(EndpointCounts().families(), "router")
+    yield from described(instance_usage_families(()), "router")
+    yield from described((certificate_family({}),), "router")
     yield from described(asyncio.run(store_families(cast(Any, SampleStore()), front)), "router")
 
 

@@ -24,12 +24,13 @@ from scripts.monitoring.expressions import selectors  # noqa: E402
 from scripts.monitoring.families import labels_by_sample  # noqa: E402
 from scripts.monitoring.scraped import Prometheus, Target, prometheus  # noqa: E402
 from scripts.monitoring.try_load import TryLoad, bearer  # noqa: E402
-from slipstream.cluster.state import run_state  # noqa: E402
+from slipstream.cluster.state import clusters_here, host_folders  # noqa: E402
 
 MAY_BE_EMPTY = (  # counted from the first event on, or only with the hardware or setting that they are about
     "DCGM_",
     "nv_gpu_",
     "slipstream:api_keys",
+    "slipstream:certificate_expiry_timestamp_seconds",
     "slipstream:migration_pause_seconds",
     "slipstream:migrations_total",
     "slipstream:planner_actions_total",
@@ -46,7 +47,7 @@ JOBS = {"router": "slipstream-router", "driver": "slipstream-driver"}
 
 def main() -> int:
     asked = arguments()
-    state = next((one for one in run_state.read_all(run_state.run_folder()) if one.name == asked.name), None)
+    state = next((one for one in clusters_here.read_all(host_folders.run_folder()) if one.name == asked.name), None)
     if state is None:
         print(f"no cluster {asked.name!r} runs on this host", file=sys.stderr)
         return 1

@@ -48,9 +48,8 @@ def site(browser: Browser, other_host: WatchedHost, tmp_path_factory: pytest.Tem
     rules += [{"match": "write a poem", "reply": POEM}, {"match": "go on and on", "reply": LONG}]
     folder = tmp_path_factory.mktemp("chat")
     models = [
-        ScriptedModel("thinker", WEATHER, make_thinking_model(folder / "thinker")),
+        ScriptedModel("thinker", [*rules, *WEATHER], make_thinking_model(folder / "thinker"), step_s=0.0005),
         ScriptedModel("writer", rules, step_s=0.0005),
-        ScriptedModel("other", rules, step_s=0.0005),
         ScriptedModel("slow", [{"match": "on", "reply": LONG}], step_s=0.05),
     ]
     with scripted_router(folder, models) as site:
@@ -148,9 +147,9 @@ def test_a_conversation_is_exported_and_begun_anew(open_page: OpenPage) -> None:
 def test_several_models_answer_side_by_side(open_page: OpenPage, picture: SavePicture) -> None:
     page = chat_with(open_page, "writer")
     page.get_by_role("button", name="Add a model").click()
-    chosen_models(page).nth(1).select_option("other")
+    chosen_models(page).nth(1).select_option("thinker")
     say(page, "write a poem")
-    left, right = (answer_by(page, name).bounding_box() or {} for name in ("writer", "other"))
+    left, right = (answer_by(page, name).bounding_box() or {} for name in ("writer", "thinker"))
     assert left["y"] == right["y"]
     assert left["x"] < right["x"]
     picture(page, "chat_side_by_side")

@@ -22,9 +22,9 @@ from click.testing import CliRunner
 from slipstream.cluster.cli import COMMANDS, main
 from slipstream.cluster.commands import down_command
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import name_claim, state_file
+from slipstream.cluster.state.cluster_state import ClusterState, MemberStatus
 from slipstream.cluster.state.cluster_status import describe, duration, router_status
-from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 from slipstream.router.status.load_signals import ClassSignals, Signals, Spread, WindowSignals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,7 +227,7 @@ def test_check_leaves_this_machine_aside_where_another_one_is_to_serve(slipstrea
 
 
 def test_a_name_that_is_taken_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:
-    with run_state.claim("mine", slipstream.states, os.getpid()):
+    with name_claim.claim("mine", slipstream.states, os.getpid()):
         done = slipstream("serve", LOCAL, "--name", "mine", "--port", "0")
     assert done.returncode == 2
     (only,) = sentences(done)
@@ -254,7 +254,7 @@ def announce(slipstream: CommandLine, name: str, pid: int) -> None:
     slipstream.states.mkdir(parents=True, exist_ok=True)
     members = [MemberStatus("decode-0", "decode", "ready", "steady", [pid], 2)]
     state = ClusterState(name, pid, started, "/c.yaml", "m", "ready", "http://127.0.0.1:9", "/logs", members)
-    run_state.write(slipstream.states / f"{name}.json", state)
+    state_file.write(slipstream.states / f"{name}.json", state)
 
 
 def test_status_shows_the_members_of_every_cluster(slipstream: CommandLine) -> None:
@@ -355,10 +355,10 @@ def test_down_says_what_it_waits_for(slipstream: CommandLine, monkeypatch: pytes
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as guardian:
         announce(slipstream, "one", guardian.pid)
         path = slipstream.states / "one.json"
-        state = run_state.read(path)
+        state = state_file.read(path)
         assert state is not None
         state.phase, state.served = "draining", {"drain_timeout_s": 30.0}
-        run_state.write(path, state)
+        state_file.write(path, state)
         monkeypatch.setattr(psutil.Process, "send_signal", lambda process, number: None)
         asked: list[str] = []
 
@@ -422,10 +422,10 @@ def test_down_does_not_touch_a_process_that_only_has_the_pid(slipstream: Command
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         announce(slipstream, "one", stranger.pid)
         path = slipstream.states / "one.json"
-        state = run_state.read(path)
+        state = state_file.read(path)
         assert state is not None
         state.started -= 5.0
-        run_state.write(path, state)
+        state_file.write(path, state)
         assert slipstream("down", "one").returncode == 1
         assert stranger.poll() is None
         stranger.send_signal(signal.SIGKILL)

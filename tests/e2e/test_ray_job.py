@@ -22,8 +22,8 @@ import psutil
 import pytest
 import yaml
 
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from tests.e2e.conftest import SMALL
 from tests.support.e2e.serving_cluster import DEMO_MODEL, ROOT
 from tests.support.e2e.streams import GREEDY, MODEL, prompt_of
@@ -123,7 +123,7 @@ def wait_until_ready(head: RayHead, port: int) -> ClusterState:
     """Returns what the job's driver has written down about its cluster."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        state = run_state.read(head.folder / "slipstream" / "job.json")
+        state = state_file.read(head.folder / "slipstream" / "job.json")
         if state is not None and state.phase == "ready":
             assert state.url == f"http://127.0.0.1:{port}"
             return state
@@ -167,6 +167,6 @@ def test_a_submitted_job_serves_and_a_stopped_one_leaves_nothing(
     assert stopped.returncode == 0, stopped.stderr
     _, alive = psutil.wait_procs(family, 60)
     assert alive == []
-    assert run_state.read(ray_head.folder / "slipstream" / "job.json") is None
+    assert state_file.read(ray_head.folder / "slipstream" / "job.json") is None
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{state.url}/health/live", timeout=5)

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from slipstream.router.instances.host_messages import HostHello, HostWelcome, end_head, host_hello_head
+from slipstream.router.instances.host_messages import HostHello, HostWelcome, end_head, host_hello_head, usage_head
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
 from slipstream.router.tensor_memory.shared_file import memory_id
 from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
@@ -19,6 +19,7 @@ from slipstream.workers.instances.backend_launcher import BackendLauncher
 from slipstream.workers.instances.host_config import InstanceHostConfig, router_address
 from slipstream.workers.instances.instance_table import InstanceTable
 from slipstream.workers.instances.launch_command import Launcher
+from slipstream.workers.instances.process_usage import UsageReader
 from slipstream.workers.instances.python_launcher import PythonLauncher
 from slipstream.workers.instances.router_relay import RouterRelay
 from slipstream.workers.instances.router_session import RouterSession, connect
@@ -45,6 +46,8 @@ class InstanceHost:
         self._relay = RouterRelay(self._router, config.router_tls) if self._uses_tls else None
         self._instances_address = config.router
         self._grace_s = 0.0
+        self._usage = UsageReader()
+        self._usage_s = 0.0  # how often the router wants to know
         self._warning = ""
         self._stopping = asyncio.Event()
         self.is_connected = asyncio.Event()
@@ -72,6 +75,7 @@ class InstanceHost:
             await self._obey()
         finally:
             logs.cancel()
+            self._usage.close()
             self._table.stop_all(self._grace_s)
             await self._table.wait_empty()
             if self._session is not None:
@@ -88,6 +92,7 @@ class InstanceHost:
     def welcomed(self, welcome: HostWelcome) -> None:
         """For the session."""
         log.info("router %d has welcomed instance host %s", welcome.epoch, self._config.name)
+        self._usage_s = welcome.usage_s
         self._warning = ""
         if self._relay is None:
             self._instances_address = welcome.address
@@ -139,14 +144,26 @@ class InstanceHost:
             return False
         self._session = session
         session.connection.send(host_hello_head(self._hello()))
+        usage = asyncio.create_task(self._tell_usage(session), name="usage of the instances")
         waited: list[asyncio.Future[Any]] = [session.ended, stopping]
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            usage.cancel()
         if not session.ended.done():
             return True  # the host stops; the router hears of its instances' ends
         self._session = None
         self.is_connected.clear()
         self._warn(f"the router was lost: {session.ended.result()}")
         return session.is_welcome
+
+    async def _tell_usage(self, session: RouterSession) -> None:
+        """Says what the processes take, as often as the router wants to know, until it is cancelled."""
+        await self.is_connected.wait()
+        while self._usage_s > 0:
+            report = await asyncio.to_thread(self._usage.read, {"": os.getpid(), **self._table.pids})
+            session.connection.send(usage_head(report))
+            await asyncio.sleep(self._usage_s)
 
     def _warn(self, text: str) -> None:
         """Once for each reason, however often it is tried."""

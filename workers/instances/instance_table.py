@@ -48,6 +48,11 @@ class InstanceTable:
     def running(self) -> list[StartInstance]:
         return list(self._starts.values())
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the processes that run, by launch."""
+        return {launch: process.pid for launch, process in self._processes.items()}
+
     def start(self, start: StartInstance, secret: str, address: str) -> None:
         """Starts an instance that is to connect to `address`."""
         launch = start.launch

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from slipstream.cluster.admin_api.client.admin_port import DEFAULT, CallOptions
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.state.cluster_status import shown_key
-from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.router.tls.client_tls import ClientTlsConfig, VerifiedConnection
 from slipstream.router.tls.tls_files import TlsFileError

@@ -12,7 +12,7 @@ import click
 from slipstream.cluster.admin_api.client.admin_address import AdminAddress, takes_address
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.local_admin import LocalAdmin
-from slipstream.cluster.state.run_state import cluster_here
+from slipstream.cluster.state.clusters_here import cluster_here
 
 NAME = click.option("--name", metavar="CLUSTER", help="The cluster, if several run on this machine.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the last answer as JSON, for programs.")

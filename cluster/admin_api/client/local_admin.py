@@ -9,8 +9,8 @@ from typing import Any
 from slipstream.cluster.admin_api.client.admin_client import AdminClient, UnreachableError, client_of
 from slipstream.cluster.admin_api.client.admin_port import DEFAULT, CallOptions
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError
 
@@ -80,7 +80,7 @@ class LocalAdmin:
     def _latest(self) -> ClusterState:
         """The state now. Raises CommandError if the cluster has ended."""
         ours = self._state
-        state = run_state.read(run_state.run_folder() / f"{ours.name}.json")
+        state = state_file.read(host_folders.run_folder() / f"{ours.name}.json")
         if state is None or (state.pid, state.started) != (ours.pid, ours.started) or state.is_stale:
             raise CommandError(f"{ours.name} has ended")
         return state

@@ -13,7 +13,7 @@ from slipstream.cluster.driver.driver_process import ray_address
 from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits, check_one_host
 from slipstream.cluster.ray.local_ray import offered_cpus
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import clusters_here, host_folders
 from slipstream.router.extensions.loading import find_extension
 
 GPU_DEVICE = re.compile(r"nvidia\d+")
@@ -30,7 +30,7 @@ def taken_addresses(config: ClusterConfig) -> Iterator[str]:
     """Where this machine cannot listen now."""
     if ray_address(config.ray) is not None:
         return
-    states = run_state.read_all(run_state.run_folder())
+    states = clusters_here.read_all(host_folders.run_folder())
     if not any(state.name == config.name for state in states):  # whose ports these may be
         yield from filter(None, (*map(why_not_there, listeners(config)), why_no_unix_socket(config)))
 

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import by_name
-from slipstream.cluster.state.run_state import instances_path
+from slipstream.cluster.state.host_folders import instances_path
 from slipstream.cluster.supervisor.members.actor_handles import (
     end_by_force,
     start_actor,

@@ -7,7 +7,7 @@ import errno
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
-from slipstream.cluster.state.run_state import store_folder
+from slipstream.cluster.state.host_folders import store_folder
 from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig

@@ -15,7 +15,7 @@ import click
 import orjson
 
 from slipstream.cluster.state.cluster_status import KEY_VARIABLE
-from slipstream.cluster.state.run_state import cluster_here
+from slipstream.cluster.state.clusters_here import cluster_here
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.cluster.terminal.console import Console
 from slipstream.cluster.tools.batch.batch_client import BatchClient, NotThereError

@@ -70,7 +70,7 @@ class FailoverServer(HttpServer[C]):
         return sockets
 
     async def _accept_at(self, sock: socket.socket) -> Acceptor:
-        if self._tls is not None:  # whose state ends with its process: only clients to come wait for the next one
+        if self.tls is not None:  # whose state ends with its process: only clients to come wait for the next one
             return await super()._accept_at(sock)
         return HeldListener(sock, self._failover, self._serve_held)
 

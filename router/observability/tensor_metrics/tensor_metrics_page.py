@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from slipstream.router.config.kserve_config import TensorMetricsConfig
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.observability.tensor_metrics.machine_families import add_machine_families
 from slipstream.router.observability.tensor_metrics.machine_reading import MachineReader, MachineReading
 from slipstream.router.observability.tensor_metrics.metric_lines import MetricLines
@@ -22,12 +24,20 @@ from slipstream.router.tensors.version_metrics import CacheMetrics, TensorMetric
 
 class TensorMetricsPage:
     """Life cycle: `start`, `stop`; between them the machine is read each `config.interval_s`, in a thread. `pool` is
-    what stands for Triton's pool of pinned memory."""
+    what stands for Triton's pool of pinned memory. `more_gpus` are those of other machines; one that is read here as
+    well is shown once."""
 
-    def __init__(self, source: TensorMetricsSource, pool: RegionPool, config: TensorMetricsConfig) -> None:
+    def __init__(
+        self,
+        source: TensorMetricsSource,
+        pool: RegionPool,
+        config: TensorMetricsConfig,
+        more_gpus: Callable[[], Iterable[GpuReading]] = tuple,
+    ) -> None:
         self._source = source
         self._pool = pool
         self._config = config
+        self._more_gpus = more_gpus
         self._machine = MachineReading()
         self._reading: asyncio.Task[None] | None = None
 
@@ -52,7 +62,7 @@ class TensorMetricsPage:
         lines.family("nv_pinned_memory_pool_total_bytes", total_text, "gauge", [((), usage.limit_bytes)])
         used_text = "Pinned memory pool used memory size, in bytes"
         lines.family("nv_pinned_memory_pool_used_bytes", used_text, "gauge", [((), usage.leased_bytes)])
-        add_machine_families(lines, self._machine)
+        add_machine_families(lines, replace(self._machine, gpus=self._gpus()))
         cache = self._source.cache_metrics()
         if cache is not None:
             _add_cache(lines, cache)
@@ -60,6 +70,12 @@ class TensorMetricsPage:
         for family in merged_families((*self._source.custom_families(), *more)):
             _add_custom(lines, family)
         return lines.text()
+
+    def _gpus(self) -> tuple[GpuReading, ...]:
+        if not self._config.gpu:
+            return ()
+        more = {gpu.uuid: gpu for gpu in self._more_gpus()}
+        return tuple({**more, **{gpu.uuid: gpu for gpu in self._machine.gpus}}.values())
 
     async def _read_machine(self) -> None:
         loop = asyncio.get_running_loop()

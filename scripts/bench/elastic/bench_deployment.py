@@ -19,8 +19,8 @@ import yaml
 
 from scripts.bench.elastic.core_slices import Slices
 from slipstream.cluster.commands.explain_command import ask
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import clusters_here
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.terminal.command_error import CommandError
 
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 40.0
@@ -137,5 +137,5 @@ class Deployment:
 
     @property
     def state(self) -> ClusterState | None:
-        states = run_state.read_all(self._folder / "slipstream")
+        states = clusters_here.read_all(self._folder / "slipstream")
         return states[0] if states else None

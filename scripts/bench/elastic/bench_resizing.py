@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from slipstream.cluster.admin_api.client.admin_client import AdminClient, client_of
-from slipstream.cluster.state.run_state import cluster_here
+from slipstream.cluster.state.clusters_here import cluster_here
 
 POLL_S = 0.02
 NUM_TOKENS = 300

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench.elastic.bench_deployment import Deployment  # noqa: E402
 from slipstream.cluster.admin_api.client.admin_client import AdminClient, client_of  # noqa: E402
-from slipstream.cluster.state.run_state import ClusterState  # noqa: E402
+from slipstream.cluster.state.cluster_state import ClusterState  # noqa: E402
 
 DEMO = str(ROOT / "models" / "slipstream-demo")
 SETTINGS: dict[str, Any] = {

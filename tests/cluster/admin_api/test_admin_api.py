@@ -25,7 +25,7 @@ from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.history_routes import history_routes
 from slipstream.cluster.cli import main
 from slipstream.cluster.config.cluster_config import AdminApiConfig
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
 TOKEN = "a-token-for-the-tests"

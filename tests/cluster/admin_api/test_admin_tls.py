@@ -18,7 +18,8 @@ from slipstream.cluster.admin_api.client.admin_client import AdminClient, Unreac
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.cli import main
 from slipstream.cluster.config.cluster_config import AdminApiConfig
-from slipstream.cluster.state.run_state import ClusterState, read, write
+from slipstream.cluster.state.cluster_state import ClusterState
+from slipstream.cluster.state.state_file import read, write
 from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.router.tls import server_tls
 from slipstream.router.tls.admin_tls import AdminTlsConfig

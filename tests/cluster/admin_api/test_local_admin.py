@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from slipstream.cluster.admin_api.client import local_admin
 from slipstream.cluster.cli import main
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterPhase, ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterPhase, ClusterState
 
 Answer = dict[str, Any] | None
 
@@ -114,14 +114,14 @@ class Here:
         state = ClusterState("mine", os.getpid(), ours, "c.yaml", "m", phase)
         state.driver, state.driver_started = driver, theirs
         state.operator_url, state.operator_token = self.api.url, "t"
-        run_state.write(self._path, state)
+        state_file.write(self._path, state)
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    run_state.run_folder().mkdir()
-    cluster = Here(run_state.run_folder())
+    host_folders.run_folder().mkdir()
+    cluster = Here(host_folders.run_folder())
     monkeypatch.setattr(local_admin.time, "sleep", cluster.looked_at)
     cluster.api.thread.start()
     yield cluster

@@ -19,7 +19,7 @@ from slipstream.cluster.admin_api.planner_routes import PlannerPage
 from slipstream.cluster.fleet.author import Author
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.history.change_log import ChangeLog
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
 TOKEN = "a-token-for-the-tests"

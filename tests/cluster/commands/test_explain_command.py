@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from slipstream.cluster.cli import main
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from tests.support.router.fake_cluster import front, run
 
 
@@ -27,7 +27,7 @@ def explain(*arguments: str) -> Result:
 def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
-    folder = run_state.run_folder()
+    folder = host_folders.run_folder()
     folder.mkdir(parents=True)
     return folder
 
@@ -38,7 +38,7 @@ def cluster_here(folder: Path, name: str, url: str) -> None:
     started = process_tree.start_time(pid)
     assert started is not None
     state = ClusterState(name, pid, started, "c.yaml", "demo", url=url)
-    run_state.write(folder / f"{name}.json", state)
+    state_file.write(folder / f"{name}.json", state)
 
 
 def test_it_finds_the_cluster_lists_its_requests_and_tells_the_way_of_one(run_folder: Path) -> None:

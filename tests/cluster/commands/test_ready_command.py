@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from slipstream.cluster.commands.ready_command import ready_command
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 
 Announce = Callable[[str, str], None]
 NOT_READY = b'{"error": {"message": "no decode worker"}}'
@@ -24,12 +24,12 @@ NOT_READY = b'{"error": {"message": "no decode worker"}}'
 @pytest.fixture
 def announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Announce:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    run_state.run_folder().mkdir()
+    host_folders.run_folder().mkdir()
     started = process_tree.start_time(os.getpid()) or 0.0
 
     def write(name: str, url: str) -> None:
         state = ClusterState(name, os.getpid(), started, "/c.yaml", "m", "starting", url)
-        run_state.write(run_state.run_folder() / f"{name}.json", state)
+        state_file.write(host_folders.run_folder() / f"{name}.json", state)
 
     return write
 

@@ -15,8 +15,8 @@ from slipstream import __version__
 from slipstream.cluster.commands.restart_command import DriverEnvironment, _chosen
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.terminal.command_error import CommandError
 
 HERE = DriverEnvironment((sys.executable,), os.getcwd(), dict(os.environ))
@@ -26,14 +26,14 @@ HERE = DriverEnvironment((sys.executable,), os.getcwd(), dict(os.environ))
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterState:
     """A cluster that serves, whose guardian and driver are this process."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    run_state.run_folder().mkdir()
+    host_folders.run_folder().mkdir()
     started = process_tree.start_time(os.getpid()) or 0.0
     ours = {"driver": os.getpid(), "driver_started": started}
     return ClusterState("one", os.getpid(), started, "/c.yaml", "m", "ready", "http://h:1", **ours)
 
 
 def announce(state: ClusterState) -> None:
-    run_state.write(run_state.run_folder() / f"{state.name}.json", state)
+    state_file.write(host_folders.run_folder() / f"{state.name}.json", state)
 
 
 def test_a_cluster_that_serves_can_be_restarted(state: ClusterState) -> None:

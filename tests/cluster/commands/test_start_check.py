@@ -19,8 +19,8 @@ from slipstream.cluster.config.cluster_config import (
 )
 from slipstream.cluster.config.loading.config_warnings import Machine
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.workers.config.worker_config import EngineConfig
 
@@ -31,7 +31,7 @@ MODEL = ServedModelConfig("models/m")
 @pytest.fixture(autouse=True)
 def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(run_state, "run_folder", lambda: tmp_path)
+    monkeypatch.setattr(host_folders, "run_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -74,7 +74,7 @@ def test_a_port_counts_as_free_where_the_cluster_of_that_name_has_it(states: Pat
         started = process_tree.start_time(os.getpid())
         assert started is not None
         state = ClusterState("slipstream", os.getpid(), started, "/c.yaml", "m", "ready", "http://x", "/logs", [])
-        run_state.write(states / "slipstream.json", state)
+        state_file.write(states / "slipstream.json", state)
         assert refusals(tmp_path, port) == []
 
 

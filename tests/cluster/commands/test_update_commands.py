@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from slipstream.cluster.admin_api.client import cluster_choice as choice
 from slipstream.cluster.cli import main
 from slipstream.cluster.processes import process_tree
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.terminal.command_error import CommandError
 
 
@@ -43,12 +43,12 @@ def two_clusters(run, monkeypatch):
         raise CommandError(f"asks {state.name}")
 
     monkeypatch.setattr(choice, "LocalAdmin", ask)
-    run_state.run_folder().mkdir()
+    host_folders.run_folder().mkdir()
     for name in ("one", "two"):
         state = ClusterState(
             name, os.getpid(), process_tree.start_time(os.getpid()), "/c.yaml", "m", "ready", "http://h:1"
         )
-        run_state.write(run_state.run_folder() / f"{name}.json", state)
+        state_file.write(host_folders.run_folder() / f"{name}.json", state)
     return run
 
 
@@ -74,6 +74,6 @@ def test_of_several_clusters_the_file_s_name_says_which_is_updated(two_clusters,
 
 def test_a_single_cluster_is_updated_whatever_the_file_s_name(two_clusters, tmp_path):
     """`slipstream serve --name` overrides the name in the file, also in later ones."""
-    (run_state.run_folder() / "one.json").unlink()
+    (host_folders.run_folder() / "one.json").unlink()
     (tmp_path / "c.yaml").write_text("name: one\n")
     assert "asks two" in two_clusters("update", str(tmp_path / "c.yaml")).output

@@ -17,8 +17,8 @@ from slipstream.cluster.driver.driver_process import run_driver, state_before
 from slipstream.cluster.driver.driver_task import DriverTask
 from slipstream.cluster.processes.guardian_link import INTERRUPTED, DriverEnv, GuardianLink
 from slipstream.cluster.repository.model_content import ModelContent
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state import host_folders, state_file
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
@@ -73,11 +73,11 @@ def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it
     guardians: dict[bool, GuardianLink],
 ) -> None:
     guardian = guardians[True]
-    folder = run_state.run_folder()
+    folder = host_folders.run_folder()
     folder.mkdir()
     first = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m", url="http://127.0.0.1:1")
     first.admin_url, first.wanted, first.update = "http://127.0.0.1:2", {"prefill": 1, "decode": 3}, "updated"
-    run_state.write(folder / "mine.json", first)
+    state_file.write(folder / "mine.json", first)
     before = state_before(guardian)
     assert before == first
     second = Driver(task_of(guardian, before, folder), None, Console(StringIO()))
@@ -92,7 +92,7 @@ def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it
 def test_a_driver_goes_by_what_was_wanted_last_even_if_that_was_nobody(guardians: dict[bool, GuardianLink]) -> None:
     guardian = guardians[True]
     before = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m")
-    folder = run_state.run_folder()
+    folder = host_folders.run_folder()
 
     def replicas(before: ClusterState | None) -> dict[Role, int]:
         task = task_of(guardian, before, folder)
@@ -109,7 +109,7 @@ def test_a_driver_goes_by_what_was_wanted_last_even_if_that_was_nobody(guardians
 def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_before(
     guardians: dict[bool, GuardianLink],
 ) -> None:
-    folder = run_state.run_folder()
+    folder = host_folders.run_folder()
     folder.mkdir()
     path = folder / "mine.json"
     states: list[ClusterState | None] = [None]
@@ -119,7 +119,7 @@ def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_bef
         assert driver._services._admin_server is not None
         driver._services._admin_server.close()
         driver._state_file.write()
-        states.append(run_state.read(path))
+        states.append(state_file.read(path))
     _, first, second = states
     assert first is not None
     assert second is not None
@@ -142,7 +142,7 @@ def test_a_version_is_called_as_before_unless_its_files_are_others(
     before = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m")
     before.version, before.content, before.names = "as before-2", "as before", ["march", "march-2", "as before-2"]
     console = StringIO()
-    driver = Driver(task_of(guardian, before, run_state.run_folder()), None, Console(console))
+    driver = Driver(task_of(guardian, before, host_folders.run_folder()), None, Console(console))
     driver._versions.name({driver._state.model: ModelContent(name, digest, Manifest(()))})
     assert (driver._state.version, driver._state.content) == (version, digest)
     assert version in driver._state.names
@@ -152,9 +152,9 @@ def test_a_version_is_called_as_before_unless_its_files_are_others(
 def test_a_cluster_that_was_killed_is_told_of_by_the_next_one_of_its_name(
     guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run_state.run_folder()
+    folder = host_folders.run_folder()
     folder.mkdir()
-    run_state.write(folder / "mine.json", ClusterState("mine", 2**22, 1.0, str(LOCAL), "m"))  # above all pids
+    state_file.write(folder / "mine.json", ClusterState("mine", 2**22, 1.0, str(LOCAL), "m"))  # above all pids
     monkeypatch.setattr(driver_process, "_serve", lambda task, address: 0)
     monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
     assert run_driver(guardians[False], LOCAL, NAMED, timings=False) == 0
@@ -193,10 +193,10 @@ def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
     guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guardian, tasks = guardians[True], []
-    folder = run_state.run_folder()
+    folder = host_folders.run_folder()
     folder.mkdir()
     old = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m", served={"model": {"from": "before"}})
-    run_state.write(folder / "mine.json", old)
+    state_file.write(folder / "mine.json", old)
     monkeypatch.setattr(driver_process, "_serve", lambda task, address: tasks.append(task) or 0)
     monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
     assert run_driver(guardian, LOCAL, NAMED, timings=False) == 0

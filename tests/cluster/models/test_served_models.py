@@ -11,7 +11,7 @@ from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.served_config import from_plain
 from slipstream.cluster.models.served_models import ServedModels
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.router.config.router_config import SloConfig
 
 ONE = ClusterConfig(ServedModelConfig("/m", "chat"), prefill=PoolConfig(replicas=3))

@@ -17,8 +17,9 @@ from slipstream.cluster.config.served_config import from_plain
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.tensor_instance_counts import TensorInstanceCounts
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.state.repository_lines import instances_line
-from slipstream.cluster.state.run_state import ClusterState, StateFile
+from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.router.config.instance_counts_config import InstanceCountsConfig
 from slipstream.router.config.repository_config import RepositoryConfig

@@ -21,7 +21,8 @@ from slipstream.cluster.fleet.update_plan import UpdateOptions
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.tensor_versions import TensorVersions
-from slipstream.cluster.state.run_state import ClusterState, StateFile, read
+from slipstream.cluster.state.cluster_state import ClusterState
+from slipstream.cluster.state.state_file import StateFile, read
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.update.updaters import Updaters
 from slipstream.router.config.repository_config import RepositoryConfig

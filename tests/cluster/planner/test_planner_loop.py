@@ -35,7 +35,7 @@ from slipstream.cluster.planner.planner_decision import (
 from slipstream.cluster.planner.planner_loading import load_planner
 from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
 from slipstream.cluster.planner.slo_planner import SloPlanner
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.status.load_signals import Signals

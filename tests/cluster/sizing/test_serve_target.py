@@ -22,7 +22,7 @@ from slipstream.cluster.sizing.machine_facts import MIB, MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.pool_choice import PoolChoice, SizingChoice
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL, chosen_for
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import cluster_state, host_folders, name_claim, state_file
 from slipstream.workers.models.directory.model_config import ModelConfig
 
 GIB = 1024 * MIB
@@ -73,11 +73,11 @@ def test_the_file_of_a_cluster_that_runs_is_not_replaced(tmp_path: Path) -> None
     path = config_source(None, None).path
     before = path.read_text()
     pid, started = os.getpid(), process_tree.start_time(os.getpid()) or 0.0
-    run_state.run_folder().mkdir()
-    state = run_state.ClusterState("slipstream", pid, started, str(path), "m", "ready", driver=pid)
-    run_state.write(run_state.run_folder() / "slipstream.json", state)
+    host_folders.run_folder().mkdir()
+    state = cluster_state.ClusterState("slipstream", pid, started, str(path), "m", "ready", driver=pid)
+    state_file.write(host_folders.run_folder() / "slipstream.json", state)
     other = model_in(tmp_path / "other")
-    with pytest.raises(run_state.AlreadyRunning, match="a cluster named slipstream runs already"):
+    with pytest.raises(name_claim.AlreadyRunning, match="a cluster named slipstream runs already"):
         config_source(other, None)
     assert path.read_text() == before
     assert config_source(other, "second").path.name == "second.yaml"

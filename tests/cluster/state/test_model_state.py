@@ -11,10 +11,10 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.served_config import as_plain, from_plain
 from slipstream.cluster.fleet.fleet_port import MemberState
-from slipstream.cluster.state import run_state
+from slipstream.cluster.state import state_file
+from slipstream.cluster.state.cluster_state import ClusterState, MemberStatus
 from slipstream.cluster.state.cluster_status import describe
 from slipstream.cluster.state.model_state import ModelState, phase_of
-from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 
 
 def state_of_two() -> ClusterState:
@@ -29,8 +29,8 @@ def state_of_two() -> ClusterState:
 
 
 def test_several_models_are_read_back(tmp_path: Path) -> None:
-    run_state.write(tmp_path / "c.json", state_of_two())
-    assert run_state.read(tmp_path / "c.json") == state_of_two()
+    state_file.write(tmp_path / "c.json", state_of_two())
+    assert state_file.read(tmp_path / "c.json") == state_of_two()
 
 
 def test_the_file_of_a_driver_that_knew_one_model_is_read(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_file_of_a_driver_that_knew_one_model_is_read(tmp_path: Path) -> Non
         "wanted": {"prefill": 1, "decode": 2}, "members": [{"name": "decode-0", "role": "decode", "state": "ready"}],
     }  # fmt: skip
     (tmp_path / "c.json").write_text(json.dumps(old))
-    state = run_state.read(tmp_path / "c.json")
+    state = state_file.read(tmp_path / "c.json")
     assert state is not None
     assert [(model.model, model.version, model.wanted["decode"]) for model in state.models] == [("chat", "v1", 2)]
     assert state.phase_of(state) == ("serving", "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from slipstream.cluster.state.cluster_state import ClusterState, MemberStatus
 from slipstream.cluster.state.cluster_status import describe
 from slipstream.cluster.state.repository_lines import MAX_FAILED, repository_lines, start_lines
-from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 
 
 def state() -> ClusterState:

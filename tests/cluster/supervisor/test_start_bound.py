@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from slipstream.cluster.fleet.fleet_port import MemberState
-from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.state.cluster_state import MemberStatus
 from slipstream.cluster.supervisor import start_bound as module
 from slipstream.cluster.supervisor.start_bound import start_bound
 

@@ -24,7 +24,7 @@ from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState
 from slipstream.cluster.fleet.update_plan import UpdateEvent, UpdateOptions
 from slipstream.cluster.repository.model_content import content_of
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.cluster.update import updater as module
 from slipstream.cluster.update.folder_watch import FolderWatch
 from slipstream.cluster.update.release import Release

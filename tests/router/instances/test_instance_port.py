@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from dataclasses import replace
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.instances.frames.frame_reader import frame_start
+from slipstream.router.instances.frames.frame_reader import FrameError, frame_start
+from slipstream.router.instances.host_messages import ProcessUsage, UsageReport, usage_head, usage_of
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.process.listening import listening_at
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from tests.support.router.in_loop import in_loop
@@ -315,6 +318,19 @@ async def test_the_next_router_listens_at_the_same_path_and_port(tmp_path: Path)
             assert await reader.read() == b""
             writer.close()
     assert epochs == sorted(set(epochs))
+
+
+def test_what_processes_and_gpus_take_goes_over_the_wire_and_what_is_no_number_is_refused() -> None:
+    report = UsageReport({"": ProcessUsage("", 1.5, 100)}, (GpuReading("GPU-7", 0.25, 1000, None, temperature_c=41),))
+    head = json.loads(json.dumps(usage_head(report)))
+    assert usage_of(head) == report
+    head["gpus"][0]["of_a_later_version"] = 1
+    assert usage_of(head) == report
+    for broken in ({"utilization": "much"}, {"uuid": None}):
+        with pytest.raises(FrameError, match="a bad usage"):
+            usage_of({**head, "gpus": [{**head["gpus"][0], **broken}]})
+    with pytest.raises(FrameError, match="a bad usage"):
+        usage_of({"type": "usage", "processes": [["launch", 1.0]], "gpus": []})
 
 
 @in_loop

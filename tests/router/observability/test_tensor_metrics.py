@@ -6,13 +6,17 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.router.config.kserve_config import TensorMetricsConfig
+from slipstream.router.instances.host_messages import ProcessUsage
+from slipstream.router.instances.instance_port import HostUsage
+from slipstream.router.instances.messages import StartInstance
 from slipstream.router.machine.gpu_reader import GpuReading
+from slipstream.router.observability.tensor_metrics.instance_usage import instance_usage_families
 from slipstream.router.observability.tensor_metrics.machine_families import add_machine_families
 from slipstream.router.observability.tensor_metrics.machine_reading import MachineReader, MachineReading
 from slipstream.router.observability.tensor_metrics.metric_lines import MetricLines
@@ -194,6 +198,38 @@ def test_gpus_are_told_apart_by_their_uuid() -> None:
     assert found["nv_gpu_utilization", (("gpu_uuid", "GPU-1"),)] == 0.5
     assert found["nv_gpu_power_usage", (("gpu_uuid", "GPU-1"),)] == 30.5
     assert not any(name in ("nv_gpu_power_limit", "nv_cpu_utilization") for name, _ in found)
+
+
+def test_the_gpus_of_other_machines_are_shown_and_each_once() -> None:
+    here, there = GpuReading("GPU-1", 0.5), [GpuReading("GPU-1", 0.4), GpuReading("GPU-2", 0.2)]
+
+    def shown(config: TensorMetricsConfig) -> dict[str, float]:
+        with RegionPool() as pool:
+            page = TensorMetricsPage(Source(), pool, config, lambda: there)
+            page._machine = MachineReading(gpus=(here,))
+            found = samples(page.render().decode())
+        return {labels[0][1]: value for (name, labels), value in found.items() if name == "nv_gpu_utilization"}
+
+    assert shown(replace(NO_PORT, gpu=True)) == {"GPU-1": 0.5, "GPU-2": 0.2}
+    assert shown(NO_PORT) == {}
+
+
+def test_processes_of_instances_and_of_their_hosts_are_told_apart() -> None:
+    start = StartInstance("1a2b", "m_0_0", "m", "3", "python", "", "", "", {}, "KIND_CPU", 0)
+    families = instance_usage_families(
+        [
+            HostUsage("a", ProcessUsage("", 1.5, 100), ((start, ProcessUsage("1a2b", 2.5, 200)),)),
+            HostUsage("b", None, ()),
+        ]
+    )
+    shown = {(one.name, tuple(one.labels.items())): one.value for family in families for one in family.samples}
+    instance = (("host", "a"), ("model", "m"), ("version", "3"), ("instance", "m_0_0"))
+    assert shown == {
+        ("slipstream:instance_host_cpu_seconds_total", (("host", "a"),)): 1.5,
+        ("slipstream:instance_host_resident_memory_bytes", (("host", "a"),)): 100,
+        ("slipstream:instance_cpu_seconds_total", instance): 2.5,
+        ("slipstream:instance_resident_memory_bytes", instance): 200,
+    }
 
 
 def test_the_machine_is_read() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.cluster.config.cluster_config import ClusterConfig, RestartConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.ray.bundles import PoolResources
-from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.state.cluster_state import MemberStatus
 from slipstream.cluster.supervisor.managed import ManagedGroup
 from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment

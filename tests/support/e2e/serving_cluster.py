@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import yaml
 
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState, MemberStatus
+from slipstream.cluster.state import state_file
+from slipstream.cluster.state.cluster_state import ClusterState, MemberStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
@@ -181,7 +181,7 @@ class ServingCluster:
 
     @property
     def state(self) -> ClusterState | None:
-        return run_state.read(self.home / "run" / "slipstream" / f"{self.name}.json")
+        return state_file.read(self.home / "run" / "slipstream" / f"{self.name}.json")
 
     @property
     def base_url(self) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from slipstream.cluster.state import run_state
-from slipstream.cluster.state.run_state import ClusterState, MemberStatus
+from slipstream.cluster.state import state_file
+from slipstream.cluster.state.cluster_state import ClusterState, MemberStatus
 from tests.support.hosts.host_network import Host, Network
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -226,7 +226,7 @@ class HostsCluster:
 
     @property
     def state(self) -> ClusterState | None:
-        return run_state.read(self._ray_hosts.home / "run" / "slipstream" / f"{self.name}.json")
+        return state_file.read(self._ray_hosts.home / "run" / "slipstream" / f"{self.name}.json")
 
     @property
     def base_url(self) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ExecuteRequest, InitializeInstance, InstanceEnd, StartInstance
+from slipstream.router.machine.gpu_reader import GpuReading
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.tensor import Tensor
 from slipstream.workers.instances.host_config import InstanceHostConfig, RouterAddress, router_address
@@ -23,6 +24,7 @@ from slipstream.workers.instances.instance_host import InstanceHost
 from slipstream.workers.instances.instance_table import InstanceTable
 from slipstream.workers.instances.launch_command import InstanceContact, LaunchCommand
 from slipstream.workers.instances.router_session import HostRefused
+from tests.support.router.fake_nvml import NOT_SUPPORTED, FakeGpu, FakeNvml
 from tests.support.router.in_loop import in_loop
 from tests.support.router.instance_lab import Lab, RecordingOwner, instance_lab, start_of
 from tests.support.router.scripted_instance import TIMEOUT_S, TOKEN
@@ -93,6 +95,44 @@ async def test_an_instance_runs_executes_and_finalizes(tmp_path: Path) -> None:
         assert "exit code 0" in end.reason
         assert not files_of(link)
         assert (host.num_instances, lab.port.ledger.num_launches) == (0, 0)
+
+
+@in_loop
+async def test_a_host_says_what_it_and_each_instance_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(FakeGpu("GPU-6"), FakeGpu("GPU-7", fails={"nvmlDeviceGetPowerUsage": NOT_SUPPORTED}))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr("slipstream.router.instances.instance_port.USAGE_S", 0.05)
+    async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher()):
+        link, owner = await ready_instance(lab)
+        await until(lambda: bool(lab.port.usage[0].instances))
+        [host] = lab.port.usage
+        assert host.name == "a"
+        assert host.own is not None
+        assert host.own.cpu_seconds > 0
+        [(start, usage)] = host.instances
+        assert start is link.start
+        assert usage.cpu_seconds > 0
+        assert usage.resident_memory_bytes > 1_000_000
+        assert host.gpus[1] == GpuReading("GPU-7", 0.25, 1000, 10, None, 70.0, 0.0, 41)
+        assert [gpu.uuid for gpu in host.gpus] == ["GPU-6", "GPU-7"]
+        link.stop(30.0)
+        await owner.next("disconnected")
+        await owner.next("ended")
+        assert lab.port.usage[0].instances == ()
+    assert nvml.num_open == 0
+
+
+@in_loop
+async def test_a_router_that_wants_no_usage_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.router.instances.instance_port.USAGE_S", 0.0)
+    async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher()):
+        link, owner = await ready_instance(lab)
+        link.execute(1, [REQUEST])  # by a connection of its own; the host has had time to speak
+        await owner.next("executed")
+        assert lab.port.usage[0].own is None
+        link.stop(30.0)
+        await owner.next("disconnected")
+        await owner.next("ended")
 
 
 @in_loop

@@ -14,7 +14,8 @@ import uvloop
 
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.state.run_state import ClusterState, cluster_here
+from slipstream.cluster.state.cluster_state import ClusterState
+from slipstream.cluster.state.clusters_here import cluster_here
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target

@@ -19,6 +19,7 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig
 from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.tensor_memory.region_pool import RegionPool
+from slipstream.router.tls.expiry import expires_at_s
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}  # `grpc_compression_level`
@@ -43,6 +44,7 @@ class GrpcServer:
         self._acceptor = InferAcceptor(server, access, pool, config.forward_headers, tracer)
         self._table = RpcTable(server, self._acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
         self._server: grpc.aio.Server | None = None
+        self.expires_at_s: float | None = None  # its certificate, which is read once; None: it has none
 
     async def start(self) -> int:
         """Listens. Returns the port. Raises OSError if it cannot listen or read a certificate."""
@@ -52,7 +54,9 @@ class GrpcServer:
         address = f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
         try:
             if self._config.tls.is_on:
-                bound = server.add_secure_port(address, _credentials(self._config.tls))
+                pair = _pair(self._config.tls)
+                self.expires_at_s = expires_at_s(pair[1].decode("latin-1"))
+                bound = server.add_secure_port(address, _credentials(pair, self._config.tls.client_ca_file))
             else:
                 bound = server.add_insecure_port(address)
         except RuntimeError as error:
@@ -89,10 +93,14 @@ def _options(config: KServeGrpcConfig) -> list[tuple[str, int]]:
     return options
 
 
-def _credentials(tls: GrpcTlsConfig) -> grpc.ServerCredentials:
-    """Reads the files. Raises OSError."""
+def _pair(tls: GrpcTlsConfig) -> tuple[bytes, bytes]:
+    """The key and the certificate. Raises OSError."""
     assert tls.cert_file is not None
     assert tls.key_file is not None
-    pair = Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes()
-    clients = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file is not None else None
+    return Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes()
+
+
+def _credentials(pair: tuple[bytes, bytes], client_ca_file: str | None) -> grpc.ServerCredentials:
+    """Raises OSError if the authorities of clients cannot be read."""
+    clients = Path(client_ca_file).read_bytes() if client_ca_file is not None else None
     return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.state.cluster_state import ClusterState
 
 MODEL_DIR = Path(__file__).parents[4] / "models" / "slipstream-demo"
 KEY = f"keys: [{{name: a, sha256: '{'ab' * 32}'}}]"

@@ -14,23 +14,34 @@ import { WorkerTable } from "./worker_table";
 const points = signal<Point[]>([]);
 let before: Sample | null = null;
 
-const SAMPLE_MS = 1000;
+const PERIOD_MS = 1000;
 
-function sample(): void {
-  if (live.value.router === null || liveProblem.value) return;
+/** One point for each event, as its figures are those of the time when it came. */
+function addPoint(state: LiveState): void {
+  if (state.router === null) return;
   const time_s = Date.now() / 1000;
+  points.value = withPoint(points.value, pointOf(state, time_s, before));
+  before = { time_s, outputTokens: tokensOf(state) };
+}
+
+/** Where nothing changes, no event comes, and the lines go on as they were. */
+function addPointIfQuiet(): void {
+  const last = points.value.at(-1);
+  const time_s = Date.now() / 1000;
+  if (!last || liveProblem.value || time_s - last.time_s < (1.5 * PERIOD_MS) / 1000) return;
   points.value = withPoint(points.value, pointOf(live.value, time_s, before));
-  before = { time_s, outputTokens: tokensOf(live.value) };
 }
 
 export function ClusterView({ item }: { item: string }) {
   useEffect(() => {
     const leaving = new AbortController();
     void follow(leaving.signal);
-    const sampling = setInterval(sample, SAMPLE_MS);
+    const unsubscribe = live.subscribe(addPoint);
+    const filling = setInterval(addPointIfQuiet, PERIOD_MS);
     return () => {
       leaving.abort();
-      clearInterval(sampling);
+      unsubscribe();
+      clearInterval(filling);
       live.value = EMPTY;
       points.value = [];
       before = null;

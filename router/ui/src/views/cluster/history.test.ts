@@ -24,9 +24,9 @@ test("a point has sums and rates, and the attainment of the model that does wors
   expect([point.ttft_p50_s, point.ttft_p99_s]).toEqual([null, 0.5]);
 });
 
-test("a router that counts anew gives no negative rate, and no model no attainment", () => {
+test("a router that counts anew gives no negative rate, and the first point none", () => {
   expect(pointOf(state({ tokens: 5, attainment: null }), 11, { time_s: 10, outputTokens: 100 }).tokens_per_s).toBe(0);
-  expect(pointOf(EMPTY, 1, null)).toMatchObject({ attainment: null, tokens_per_s: 0 });
+  expect(pointOf(EMPTY, 1, null)).toMatchObject({ attainment: null, tokens_per_s: null });
 });
 
 test("old points are dropped", () => {

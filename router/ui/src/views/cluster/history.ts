@@ -3,7 +3,7 @@ import type { LiveState, ModelEntry } from "../../api/live_state";
 
 export interface Point {
   time_s: number;
-  tokens_per_s: number;
+  tokens_per_s: number | null;
   requests_per_s: number;
   running: number;
   waiting: number;
@@ -29,7 +29,7 @@ export function pointOf(state: LiveState, time_s: number, before: Sample | null)
   return {
     time_s,
     // A router that was started again counts from 0.
-    tokens_per_s: before && span_s > 0 ? Math.max(0, tokens - before.outputTokens) / span_s : 0,
+    tokens_per_s: before && span_s > 0 ? Math.max(0, tokens - before.outputTokens) / span_s : null,
     requests_per_s: sum(models, (one) => one.window.requests_per_s),
     running: sum(models, (one) => one.num_running),
     waiting: sum(models, (one) => one.num_waiting),
