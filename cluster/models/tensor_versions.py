@@ -16,7 +16,7 @@ from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
-from slipstream.cluster.update.tensor_rollout import TensorRollout
+from slipstream.cluster.update.tensor_rollout import LostRollout, TensorRollout
 from slipstream.router.config.tensor_versions_config import TensorMirrorConfig, TensorVersionsConfig
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 
@@ -41,6 +41,8 @@ class TensorVersions:
         self._state_file = state_file
         self._changes = changes
         self._promotions: dict[str, Promotion] = {}
+        now_s = time.monotonic()
+        self._lost = {model: LostRollout(line, now_s) for model, line in state_file.state.promotions.items()}
 
     async def status(self, model: str) -> TensorVersionsStatus | None:
         if not self._models.config.repository.is_on:
@@ -53,9 +55,9 @@ class TensorVersions:
     def routes(self, model: str) -> TensorVersionsConfig:
         return self._models.config.repository.versions.get(model, NO_ROUTES)
 
-    def progress(self, model: str) -> TensorRollout | None:
+    def progress(self, model: str) -> TensorRollout | LostRollout | None:
         found = self._promotions.get(model)
-        return None if found is None else found.rollout
+        return self._lost.get(model) if found is None else found.rollout
 
     async def promote(self, model: str, version: str, options: UpdateOptions, by: Author) -> None:
         before = self._promotions.get(model)
@@ -92,10 +94,19 @@ class TensorVersions:
                 if (status := await self.status(model)) is not None:
                     split = rollout.look(now_s, status)
                     if split is not None:
+                        self._remember(model, rollout)
                         author = by._replace(reason=rollout.events[-1].text)
                         await self._change(model, "version", partial(Routes.with_split, split=split), author)
                         continue
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _remember(self, model: str, rollout: TensorRollout | None) -> None:
+        """For the next driver. The file is written with the split."""
+        self._lost.pop(model, None)
+        promotions = self._state_file.state.promotions
+        promotions.pop(model, None)
+        if rollout is not None and not rollout.is_over:
+            promotions[model] = rollout.events[-1].text
 
     async def set_split(self, model: str, split: dict[str, float], by: Author) -> None:
         await self._check_serve(model, "split", [version for version, share in split.items() if share > 0])
@@ -115,6 +126,7 @@ class TensorVersions:
 
     def _end_promotion(self, model: str) -> None:
         """An operator decides otherwise. What has ended before is not shown any more."""
+        self._remember(model, None)
         promotion = self._promotions.get(model)
         if promotion is not None and promotion.task.done():
             del self._promotions[model]

@@ -75,11 +75,12 @@ class ClusterState:
     tried: dict[str, str] = field(default_factory=dict)  # watched folders that were updated to, with their stamps
     is_leaving: bool = False  # the first model is being removed
     asked: str = ""  # what a repository's model asked for, where the first model is served for that
+    promotions: dict[str, str] = field(default_factory=dict)  # models of the repository: the latest line about theirs
     further: list[ModelState] = field(default_factory=list)  # of the models but the first
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""
-        hidden = ("operator_token", "operator_tls", "served", "tried", "further", "asked")
+        hidden = ("operator_token", "operator_tls", "served", "tried", "further", "asked", "promotions")
         shown = {key: value for key, value in asdict(self).items() if key not in hidden}
         return shown | {"models": [self._shown(model) for model in self.models]}
 
@@ -129,6 +130,7 @@ class ClusterState:
         before that, the next one still has it."""
         self.url, self.admin_url = before.url, before.admin_url
         self.grpc_url, self.tensor_metrics_url = before.grpc_url, before.tensor_metrics_url
+        self.promotions = dict(before.promotions)
         if not self.further and not before.further:
             carry_on(self, before)
             return

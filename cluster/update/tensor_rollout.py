@@ -11,7 +11,9 @@ begun: it is waited for, and the others have its requests meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from slipstream.cluster.fleet.update_plan import Phase, UpdateEvent, UpdateOptions, VersionLoad
 from slipstream.cluster.update.verdict import CONFIDENCE, is_slower, more_errors, since, slower_text
@@ -89,6 +91,24 @@ class TensorRollout:
     def _say(self, now_s: float, phase: Phase, text: str) -> None:
         self.phase = phase
         self.events.append(UpdateEvent(now_s, phase, text))
+
+
+@dataclass(frozen=True, slots=True)
+class LostRollout:
+    """One that the driver before had begun. No driver knows how its requests did at the step that it had come to, so
+    it does not go on. `line` is the last that was said of it."""
+
+    line: str
+    at_s: float
+
+    phase: ClassVar[Phase] = "cut_short"
+    is_over: ClassVar[bool] = True
+    step: ClassVar[str] = ""
+
+    @property
+    def events(self) -> Sequence[UpdateEvent]:
+        text = f"cut short by the end of the driver; the versions keep their shares ({self.line})"
+        return (UpdateEvent(self.at_s, "cut_short", text),)
 
 
 def load_of(status: TensorVersionStatus) -> VersionLoad:

@@ -47,6 +47,7 @@ def log_to_stderr(process: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(process))
     logging.basicConfig(level=log_level(), handlers=[handler])
+    logging.captureWarnings(log_format() == "json")
 
 
 def bounded(text: str, most: int) -> str:

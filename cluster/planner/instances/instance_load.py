@@ -1,8 +1,9 @@
 """The load of a version of a tensor model between two looks, and what other numbers of instances would make of it.
 
 The load is in instances: how many would execute all the time if there were enough of them. It is what comes (what was
-executed, and what the queue has grown by) times the seconds of an instance that a request takes, and what is needed to
-empty the queue within `CLEAR_S`. Waits are those of M/M/k.
+executed, and what the queue has grown by) times the seconds of an instance that a request takes. Where a queue has
+grown, there are as many as would empty it within `CLEAR_S` as well; meanwhile all may be busy, so the room that the
+target leaves is for what comes, and helps to empty the queue. Waits are those of M/M/k.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ HAIR = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """`offered` instances would be busy. A request takes `request_s` of an instance, and waited `queue_s` on average
-    (None: none was executed). `per_s` requests come."""
+    """`steady` instances would be busy with what comes, `offered` until the queue is empty. A request takes `request_s`
+    of an instance, and waited `queue_s` on average (None: none was executed). `per_s` requests come."""
 
     count: int
+    steady: float
     offered: float
     busy: float
     request_s: float
@@ -45,19 +47,20 @@ class InstanceLoad:
         per_s = max(num + now.num_waiting - before.num_waiting, 0) / span_s
         is_saturated = now.num_waiting > 0 and busy >= SATURATED * now.count
         if is_saturated and not num:  # each takes longer than the span: how many there could be is not known
-            offered = busy + 1.0
+            steady = offered = busy + 1.0
         elif is_saturated:
-            offered = max(busy, per_s * request_s) + now.num_waiting * request_s / CLEAR_S
+            steady = max(busy, per_s * request_s)
+            offered = steady + now.num_waiting * request_s / CLEAR_S
         else:
-            offered = busy
+            steady = offered = busy
         queue_s = (now.queue_s - before.queue_s) / num if num else None
-        return cls(now.count, offered, busy, request_s, queue_s, per_s, now.num_waiting)
+        return cls(now.count, steady, offered, busy, request_s, queue_s, per_s, now.num_waiting)
 
     def kept(self, count: int, counts: InstanceCountsConfig, attainment: float, factor: float = 1.0) -> float:
         """The share of what is to be kept with so many instances and `factor` times the load, at most 1: each busy for
         at most `target` of the time, and `attainment` of the requests wait for at most `queue_ms`."""
-        offered = self.offered * factor
-        kept = min(count * counts.target / offered, 1.0) if offered > 0.0 else 1.0
+        steady, offered = self.steady * factor, self.offered * factor
+        kept = min(count * counts.target / steady, count / offered, 1.0) if offered > 0.0 else 1.0
         if counts.queue_ms is None:
             return kept
         return min(kept, self._in_time(count, offered, counts.queue_ms / 1e3) / attainment)

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 class ClientSettings:
     """`folder` is made when it is needed; only this user may be able to write to it. `keep` restores what the router
-    before has noted, and notes every change from then on. A file that cannot be written is logged: the setting counts
-    all the same."""
+    before has noted, and notes every change from then on. The small file is written before the client is answered,
+    on the event loop: only administrators change settings, and seldom. If it cannot be written, that is logged, and the
+    setting counts all the same."""
 
     def __init__(self, folder: Path, server: KServeServer) -> None:
         self._folder = folder

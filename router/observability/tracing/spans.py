@@ -39,7 +39,8 @@ def spans_of(trace: RequestTrace, new_span_id: Callable[[], str]) -> Iterator[Sp
             for span in _stage_spans(trace, record, attempt, index, new_span_id):
                 if before is not None and before.attributes["slipstream.attempt"] != attempt.number:
                     span = replace(span, links=(before.span_id,))
-                stages[attempt.number, span.name] = before = span
+                stages.setdefault((attempt.number, span.name), []).append(span)
+                before = span
                 yield span
         yield from work_spans(trace, record, index, stages, new_span_id)
     if trace.tensor_request is not None:

@@ -12,7 +12,7 @@ from slipstream.router.observability.tracing.span import Attributes, Span, SpanE
 from slipstream.router.protocol.messages import WorkEvent, WorkSpan
 from slipstream.router.requests.history import RequestRecord, WorkerWork
 
-StageSpans = dict[tuple[int, str], Span]  # by attempt and name
+StageSpans = dict[tuple[int, str], list[Span]]  # by attempt and name: the decision to move ends a stage of decode
 
 # The stages that may contain a worker's span, the best first. The pages of a prompt begin to leave during its prefill.
 STAGES_OF: Mapping[str, tuple[str, ...]] = {
@@ -42,8 +42,8 @@ def work_spans(
 def _work_span(
     trace: RequestTrace, work: WorkerWork, span: WorkSpan, attributes: Attributes, stages: StageSpans, span_id: str
 ) -> Span:
-    names = STAGES_OF.get(span.name, ())
-    stage = next((stages[work.attempt, name] for name in names if (work.attempt, name) in stages), None)
+    begin_s = max(work.heard_s - span.begin_age_s, trace.begin_s)
+    stage = _stage_of(work.attempt, span, begin_s, stages)
     own: Attributes = {f"slipstream.{name}": value for name, value in span.figures}
     own |= {f"slipstream.{name}": value for name, value in span.labels}
     return Span(
@@ -51,12 +51,22 @@ def _work_span(
         "internal",
         span_id,
         stage.span_id if stage is not None else trace.span_id,
-        max(work.heard_s - span.begin_age_s, trace.begin_s),
+        begin_s,
         max(work.heard_s - span.end_age_s, trace.begin_s),
         attributes | own,
         tuple(_event(event, work.heard_s) for event in span.events),
         span.error or None,
     )
+
+
+def _stage_of(attempt: int, span: WorkSpan, begin_s: float, stages: StageSpans) -> Span | None:
+    """The stage that contains it, the last that had begun. What moves between decode workers is decoded meanwhile."""
+    is_move = ("reason", "move") in span.labels
+    names = ("decode", "prefill") if is_move else STAGES_OF.get(span.name, ())
+    found = next((stages[attempt, name] for name in names if (attempt, name) in stages), None)
+    if found is None:
+        return None
+    return next((stage for stage in reversed(found) if stage.begin_s <= begin_s), found[0])
 
 
 def _event(event: WorkEvent, heard_s: float) -> SpanEvent:

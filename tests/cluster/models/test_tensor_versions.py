@@ -22,13 +22,14 @@ from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.tensor_versions import TensorVersions
 from slipstream.cluster.state.cluster_state import ClusterState
-from slipstream.cluster.state.state_file import StateFile
+from slipstream.cluster.state.state_file import StateFile, read
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.update.updaters import Updaters
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus, TensorVersionStatus
 from tests.support.cluster.fake_fleet import FakeFleets, FakeRouterView
+from tests.support.router.until import until
 
 TOKEN = "a-token-for-the-tests"
 ONE = ClusterConfig(repository=RepositoryConfig(("/repository",)))
@@ -40,6 +41,8 @@ class TwoVersions:
     def __init__(self) -> None:
         self.told: list[tuple[str, TensorVersionsConfig]] = []
         self.answers = True
+        self.num_succeeded = 4
+        self.num_more = 0  # with each question
 
     async def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None:
         self.told.append((model, config))
@@ -47,15 +50,19 @@ class TwoVersions:
     async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
         if not self.answers:
             raise ConnectionError("there is no router")
-        versions = tuple(TensorVersionStatus(version, 1.0, 4, 0, 0.02) for version in ("1", "2"))
+        versions = tuple(TensorVersionStatus(version, 1.0, self.num_succeeded, 0, 0.02) for version in ("1", "2"))
+        self.num_succeeded += self.num_more
         return TensorVersionsStatus(versions) if model == "topics" else None
 
 
 class Site:
     """The admin API of a cluster that serves only a repository."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, before: ClusterState | None = None) -> None:
+        """Of a driver that follows one with the state `before`."""
         self.state = ClusterState("c", 1, 2.0, "/c.yaml", "")
+        if before is not None:
+            self.state.carry_on(before)
         self.changes, self.router = ChangeLog(None), TwoVersions()
         file = StateFile(tmp_path / "c.json", self.state, print)
         router = cast(ManagedRouter, self.router)
@@ -152,6 +159,39 @@ def test_a_promotion_is_shown_and_may_be_cut_short(tmp_path: Path) -> None:
         assert progress.phase == "cut_short"
         assert site.tensors.routes("topics").split == {"1": 1.0}
         await site.tensors.close()
+
+    asyncio.run(play())
+
+
+def test_the_next_driver_says_that_a_promotion_was_cut_short_until_the_split_is_changed(tmp_path: Path) -> None:
+    async def play() -> None:
+        site = Site(tmp_path)
+        await site.tensors.promote("topics", "2", UpdateOptions(steps=(5, 100), canary_s=3600), OPERATOR)
+        await site.tensors.close()
+
+    asyncio.run(play())
+    before = read(tmp_path / "c.json")
+    assert before is not None
+    assert "promotions" not in before.public()
+    following = Site(tmp_path, before)
+    shown = following.ask("GET")
+    assert (shown["is_active"], shown["phase"]) == (False, "cut_short")
+    assert shown["line"].startswith(
+        "cut short by the end of the driver; the versions keep their shares (step 1 of 1: version 2 gets 5 %"
+    )
+    following.ask("POST", "/split", {"weights": {"1": 90, "2": 10}})
+    assert following.ask("GET")["phase"] is None
+    assert Site(tmp_path, read(tmp_path / "c.json")).ask("GET")["phase"] is None
+
+
+def test_a_promotion_that_has_ended_is_not_cut_short(tmp_path: Path) -> None:
+    async def play() -> None:
+        site = Site(tmp_path)
+        site.router.num_more = 1
+        await site.tensors.promote("topics", "2", UpdateOptions(steps=(50,), canary_s=0, min_requests=1), OPERATOR)
+        await until(lambda: site.tensors.routes("topics").split == {"2": 100.0})
+        await site.tensors.close()
+        assert site.state.promotions == {}
 
     asyncio.run(play())
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import NoneType
@@ -267,3 +268,10 @@ def test_a_worker_that_is_too_new_is_refused_by_name() -> None:
         )
 
     with_service(scenario)
+
+
+def test_the_documentation_has_every_version() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "protocol" / "README.md").read_text(encoding="utf-8")
+    rows = [int(number) for number in re.findall(r"^\| (\d+) \| \d+\.\d+ \|", page, re.MULTILINE)]
+    assert rows == list(range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1))
+    assert f"The protocol has a number, now {PROTOCOL_VERSION}." in page

@@ -39,6 +39,7 @@ def offline() -> Iterator[None]:
 @offline()
 def read_config(model_dir: Path, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Raises ModelError."""
+    log_as_others_do()
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
@@ -49,6 +50,12 @@ def read_config(model_dir: Path, trust_remote_code: bool = False) -> PreTrainedC
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         text.use_bidirectional_attention = None  # the tokens of an image see each other, and there are no images here
     return config
+
+
+def log_as_others_do() -> None:
+    """Lines of transformers go to the handlers of this process, in their format, instead of one of its own."""
+    transformers.utils.logging.disable_default_handler()
+    transformers.utils.logging.enable_propagation()
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -72,6 +72,14 @@ def test_as_many_instances_come_as_the_load_needs_and_the_queue_is_emptied() -> 
     assert set(cluster.reasons()) <= {"slo", "goodput", "cheaper"}
 
 
+def test_the_room_that_the_target_leaves_helps_to_empty_the_queue_before_more_instances_come() -> None:
+    cluster = one()
+    cluster.run(45, a=25.0)
+    asked = [decision.num_instances for _, _, decision in cluster.decisions if decision.actions]
+    assert asked == [2, 4, 6]  # beside 2.5 for what comes, as many as empty the queue; all may be busy meanwhile
+    assert cluster.models[0].num_waiting == 0
+
+
 def test_they_go_when_fewer_were_enough_for_as_long_as_the_model_says() -> None:
     cluster = one()
     cluster.run(60, a=25.0)
