@@ -37,9 +37,9 @@ ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to i
 
 
 class JsonStyle(NamedTuple):
-    """How JSON is written: without white space, with a space behind commas and colons or none (`optional`: models are
-    trained on what `json.dumps` writes, and on compact JSON), or with `any`; and whether an object with `properties` may
-    have others, which in JSON Schema it may."""
+    """How JSON is written: without white space (`compact`), with a space behind commas and colons or none (`optional`:
+    models are trained on what `json.dumps` writes, and on compact JSON), or with `any`; and whether an object with
+    `properties` may have others, which in JSON Schema it may."""
 
     whitespace: Literal["compact", "optional", "any"] = "optional"
     open_objects: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.supervisor.members.router_member import with_store
+from slipstream.cluster.supervisor.members.router_settings import with_store
 from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.router_config import RouterConfig

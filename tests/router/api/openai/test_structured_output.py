@@ -18,8 +18,8 @@ import pytest
 
 from slipstream.router.api.openai.body.structured_output import MAX_GRAMMAR_BYTES, RequestGrammars
 from slipstream.router.api.openai.schema.completion_request import CompletionRequest
-from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.parsers.parser_names import ParserNames
+from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.grammar import DEFAULT_JSON, JsonStyle
 from slipstream.router.protocol.messages import EngineRequest, Generate, GrammarSpec
 from slipstream.router.protocol.wire import decode_payload, encode_frame
