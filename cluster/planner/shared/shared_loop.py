@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from slipstream.cluster.config.planner_config import PlannerConfig
@@ -20,7 +21,7 @@ from slipstream.router.status.load_signals import Signals
 log = logging.getLogger(__name__)
 
 
-class ModelsLoop:
+class ModelsLoop(ABC):
     """A planner of all models of a cluster at work. `signals` of a model raises OSError while there is no router to
     ask."""
 
@@ -54,9 +55,9 @@ class ModelsLoop:
                 self._say(f"planner: {name}: {decision.why}" + "".join(f"; not done: {one}" for one in failed))
         return decisions
 
+    @abstractmethod
     async def _decide(self) -> dict[str, PlannerDecision]:
         """A decision for each model. Raises OSError while there is no router."""
-        raise NotImplementedError
 
     async def _signals_of(self, shares: Sequence[ModelShare]) -> dict[str, Signals]:
         known = {share.name for share in shares}

@@ -35,7 +35,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_state_that_cannot_be_written_is_told_of_once_and_tried_again(
+def test_a_state_that_cannot_be_written_is_logged_once_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_file, "AGAIN_S", 0.001)
@@ -58,7 +58,7 @@ def test_a_state_that_cannot_be_written_is_told_of_once_and_tried_again(
     assert again == f"{path} could be written again"
 
 
-def test_what_changes_in_a_row_is_written_once_and_what_must_be_told_at_once(
+def test_what_changes_in_a_row_is_written_once_and_what_must_be_seen_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, warnings = list[str](), list[str]()
@@ -114,7 +114,7 @@ def gone() -> int:
     return process.pid
 
 
-def test_a_cluster_whose_guardian_was_killed_between_two_drivers_is_told_of_once(tmp_path: Path) -> None:
+def test_a_cluster_whose_guardian_was_killed_between_two_drivers_is_reported_once(tmp_path: Path) -> None:
     state, running = own_state(), own_state("b")
     state.pid = gone()
     for one in (state, running):
@@ -144,7 +144,7 @@ def test_the_next_driver_claims_the_name_on_a_file_system_that_has_become_read_o
         pass
 
 
-def test_a_folder_that_cannot_be_written_is_told_of_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unlink(_path: Path, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -192,7 +192,7 @@ def test_an_update_that_was_under_way_when_the_driver_died_is_cut_short(phase: P
 
 
 @pytest.mark.parametrize("phase", [None, "done", "rolled_back"])
-def test_an_update_that_had_ended_when_the_driver_died_is_told_of_as_before(phase: Phase | None) -> None:
+def test_an_update_that_had_ended_when_the_driver_died_is_reported_as_before(phase: Phase | None) -> None:
     before, after = own_state(), own_state()
     before.update, before.update_phase = "over", phase
     before.version, before.content = "1-2", "1"
