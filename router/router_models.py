@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from slipstream.router.front.front import Front
 from slipstream.router.frontends.front_pool import FrontPool
 from slipstream.router.frontends.front_setup import FrontModel
 from slipstream.router.model_files.text_copy import keep_text
+from slipstream.router.process.background_task import cancel_and_wait
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.text.unknown_tokens import warning_about
@@ -281,10 +281,3 @@ def log_failure(name: str, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         message = "the request that proves readiness of model %r ended with a bug: it stays unready"
         log.error(message, name, exc_info=error)
-
-
-async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end. If it had failed before, its exception is raised."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
