@@ -144,12 +144,6 @@ class GenerationService:
         """How many decode workers have connected since the router began."""
         return self._models[model].num_decode_joins
 
-    @property
-    def cold_models(self) -> tuple[str, ...]:
-        """The models that have waiting requests and no decode worker. `worker_port.wait_for_change` returns when there
-        is another one."""
-        return tuple(name for name, model in self._models.items() if model.is_cold)
-
     def max_model_len_of(self, model: str) -> int | None:
         """The longest sequence (prompt and output) that a connected decode worker takes. While none is connected, the
         longest that an expected one will take; None: not known."""
@@ -231,8 +225,6 @@ class GenerationService:
         self._receivers[request.request_id] = mirrored.observed(request, receiver) if mirrored else receiver
         self._idle.clear()
         self._perform(model, actions)
-        if not model.has_decode_workers and model.dispatcher.num_waiting == 1:
-            self.worker_port.note_change()  # a planner may start a worker at once
         return receiver
 
     def _admitting_model(self, request: GenerateRequest) -> ModelDispatch:
