@@ -195,11 +195,11 @@ class GenerationService:
         if before is not None:
             del self._mirrored[model]
             before.close()
-            self.worker_port.send_back(before.dispatch, before.version)
+            self.worker_port.reconnect(before.dispatch, before.version)
         if percent is not None:
             mirrored = self._mirrored[model] = MirroredVersion(found, version, percent, self.worker_port.perform)
             found.mirrored, found.mirrored_version = mirrored.dispatch, version
-            self.worker_port.send_back(found, version)
+            self.worker_port.reconnect(found, version)
         self.worker_port.note_change()
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
@@ -254,12 +254,12 @@ class GenerationService:
         if model is not None:
             self._perform(model, model.dispatcher.cancel(request_id, time.monotonic(), reason))
 
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+    def turn_ended(self, model: str, request_id: str, tools: Sequence[str]) -> None:
         """The answer of a request that came with a `Retention`, and has ended, calls these tools. Unknown ids and
         models are ignored."""
         found = self._models.get(model)
         if found is not None:
-            self._perform(found, found.dispatcher.turn_over(request_id, tools, time.monotonic()))
+            self._perform(found, found.dispatcher.turn_ended(request_id, tools, time.monotonic()))
 
     def migrate(self, request_id: str, to: str | None = None) -> None:
         """Moves a running request to another decode worker, once there is room. Unknown ids and workers are ignored."""
