@@ -3,7 +3,7 @@
     arrived    a request goes on from one that has ended: how long did that pause, and for which tool?
     begin      it is placed: its pages are to be kept for a moment after its end, until more is known
     ended      it has ended, and its conversation may come back
-    turn_ended  its answer was read: it calls these tools, or none    -> Retain, with a time and a value
+    turn_ended its answer was read: it calls these tools, or none    -> Retain, with a time and a value
 
 The value is in seconds, like everything else in placement: what computing the prompt again would take the worker, times
 the share of such conversations that come back in time, for each page and second that they are expected to be kept.
