@@ -295,8 +295,8 @@ class Router:
             cleanup.push_async_callback(cancel_and_wait, limits)
         limits_of_pages = asyncio.create_task(PageLimits(self._kv_budget_bytes, [self.service]).run())
         cleanup.push_async_callback(cancel_and_wait, limits_of_pages)
-        cleanup.push_async_callback(self.models.end_canaries)
-        self.models.begin_canaries()
+        cleanup.push_async_callback(self.models.end_probes)
+        self.models.begin_probes()
 
     def _open_server(
         self, access: Access, failover: FailoverSession | None, cleanup: AsyncExitStack
