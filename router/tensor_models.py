@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.client_settings import ClientSettings
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
-from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.kserve_server import KServeServer, keep_nothing
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
@@ -49,6 +50,7 @@ from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
 from slipstream.router.process.listening import close_all, listening_at
 from slipstream.router.router_models import RouterModels, cancel_and_wait
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
+from slipstream.router.tensor_memory.client_regions import ClientRegions
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
@@ -127,16 +129,24 @@ class TensorModels:
         cleanup.push_async_callback(self.repository.close)
         self.scaling = InstanceScaling(self.service, self.repository.counts, config.max_instances)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self.scaling.run()))
+        regions, traces = ClientRegions(), TraceControl.of_settings(config.trace)
+        logs = LogControl.of_verbosity(config.log_verbose)
+        keep_settings: Callable[[], Awaitable[None]] = keep_nothing
+        if explicit_loads is not None:
+            settings = ClientSettings(explicit_loads.folder, regions, traces, logs)
+            settings.restore()
+            keep_settings = settings.keep
+            cleanup.push_async_callback(settings.close)
         self.server = KServeServer(
             self.service,
             self.repository,
-            traces=TraceControl.of_settings(config.trace),
-            logs=LogControl.of_verbosity(config.log_verbose),
+            regions,
+            traces,
+            logs,
+            keep_settings,
             name=config.server_id,
             loaded=self._is_loaded,
         )
-        if explicit_loads is not None:
-            ClientSettings(explicit_loads.folder, self.server).keep()
         self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
