@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.client_settings import ClientSettings
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
-from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.kserve_server import KServeServer, keep_nothing
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
@@ -51,6 +52,7 @@ from slipstream.router.process.listening import close_all, listening_at
 from slipstream.router.router_models import RouterModels
 from slipstream.router.status.repository_status import repository_status
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
+from slipstream.router.tensor_memory.client_regions import ClientRegions
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
@@ -110,16 +112,7 @@ class TensorModels:
         self.repository = self._open_repository(front, generations, explicit_loads, cleanup)
         self.scaling = InstanceScaling(self.service, self.repository.counts, config.max_instances)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self.scaling.run()))
-        self.server = KServeServer(
-            self.service,
-            self.repository,
-            traces=TraceControl.of_settings(config.trace),
-            logs=LogControl.of_verbosity(config.log_verbose),
-            name=config.server_id,
-            loaded=self._is_loaded,
-        )
-        if explicit_loads is not None:
-            ClientSettings(explicit_loads.folder, self.server).keep()
+        self.server = self._open_server(explicit_loads, cleanup)
         self.service.traces = TraceFile(self.server.traces)
         self._serve_http(front, access)
         front.show_tensor_requests(self.service.history)
@@ -129,6 +122,28 @@ class TensorModels:
             instances_at,
             await self._serve_grpc(front, access, pool, cleanup),
             await self._serve_metrics(front, pool, cleanup),
+        )
+
+    def _open_server(self, explicit_loads: ExplicitLoads | None, cleanup: AsyncExitStack) -> KServeServer:
+        """With the settings that clients have made at the router before."""
+        config = self._config
+        regions, traces = ClientRegions(), TraceControl.of_settings(config.trace)
+        logs = LogControl.of_verbosity(config.log_verbose)
+        keep_settings: Callable[[], Awaitable[None]] = keep_nothing
+        if explicit_loads is not None:
+            settings = ClientSettings(explicit_loads.folder, regions, traces, logs)
+            settings.restore()
+            keep_settings = settings.keep
+            cleanup.push_async_callback(settings.close)
+        return KServeServer(
+            self.service,
+            self.repository,
+            regions,
+            traces,
+            logs,
+            keep_settings,
+            name=config.server_id,
+            loaded=self._is_loaded,
         )
 
     async def wait_loaded(self) -> None:

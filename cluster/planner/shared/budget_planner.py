@@ -21,7 +21,9 @@ from dataclasses import replace
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.cluster.planner.change_history import ChangeHistory
 from slipstream.cluster.planner.instances.instance_claims import NO_CLAIMS, InstanceClaims
+from slipstream.cluster.planner.pending_starts import PendingStarts
 from slipstream.cluster.planner.planner_decision import (
     PlannerDecision,
 )
@@ -45,7 +47,7 @@ class BudgetPlanner:
         self._shares = {share.name: share for share in shares}
         self._planners: dict[str, SloPlanner] = {}
         self._first_total = 0
-        self._known: set[str] = set()  # workers that have served
+        self._starts = PendingStarts()
         self._were_short: set[str] = set()  # at the last look
 
     def follow(self, shares: Sequence[ModelShare]) -> None:
@@ -69,8 +71,9 @@ class BudgetPlanner:
         """A decision for each model, and what there is for the instances of tensor models."""
         names = [name for name in self._shares if name in signals and name in fleets]
         members = [member for name in names for member in fleets[name].members]
-        self._known &= {member.name for member in members}
-        self._known |= {member.name for member in members if member.state == "ready"}
+        came = self._starts.see(members, now)
+        for name in names:
+            self._follow_starts(self._planner(self._shares[name]).history, fleets[name], came, now)
         views = [self._view(self._shares[name], signals[name], fleets[name], now) for name in names]
         self._first_total = max(self._first_total, len(members))
         decision = JointDecision(self._config, self._limits(), views, self._were_short, claims)
@@ -79,14 +82,28 @@ class BudgetPlanner:
         return by_model, decision.instance_room()
 
     def _view(self, share: ModelShare, signals: Signals, fleet: FleetState, now: float) -> ModelView:
-        config = replace(self._config, max_workers=MOST_WORKERS, scale_to_zero=share.min_workers == 0)
+        return ModelView(share, self._planner(share), self._config_of(share), signals, fleet, self._starts, now)
+
+    def _planner(self, share: ModelShare) -> SloPlanner:
         planner = self._planners.get(share.name)
         if planner is None:
+            config = self._config_of(share)
             prices = replace(share.prices, is_objective=config.objective == "cost")
             planner = self._planners[share.name] = SloPlanner(
                 config, prices, share.min_workers, min(config.horizon_s, SWAPS * config.swap_s)
             )
-        return ModelView(share, planner, config, signals, fleet, self._known, now)
+        return planner
+
+    def _config_of(self, share: ModelShare) -> PlannerConfig:
+        return replace(self._config, max_workers=MOST_WORKERS, scale_to_zero=share.min_workers == 0)
+
+    def _follow_starts(self, history: ChangeHistory, fleet: FleetState, came: Mapping[str, float], now: float) -> None:
+        """How starts of workers for a model went on since the last look."""
+        for member in fleet.members:
+            if member.name in came:
+                history.started(came[member.name], now)
+        if self._starts.newly_failed(fleet.members, now, history.start_bound_s):
+            history.start_failed(now)
 
     def _limits(self) -> BudgetConfig:
         """The budget; where it does not limit workers, `max_workers` of the planner or as many as there were."""

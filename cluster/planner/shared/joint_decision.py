@@ -85,7 +85,7 @@ class JointDecision:
         room = self._free.room(view.share.decode, view.whole_fleet)
         num_free = min(room, max(wanted - view.num_coming, 0))
         found, rejected = offers(view, others, self._fair, wanted, num_free + view.num_coming, self._config)
-        num_new = max(min(num_free, wanted - len(found) - soon - view.num_coming), 0)
+        num_new = max(min(num_free, wanted - len(found) - soon - view.num_coming), 0) if view.may_start else 0
         if view.is_waking and not found:
             self._decisions[view.name] = replace(self._wake(view, num_free), transfers=tuple(rejected))
             return
@@ -124,6 +124,8 @@ class JointDecision:
     def _wake(self, view: ModelView, num_free: int) -> PlannerDecision:
         """Requests wait, and no model has a worker to spare."""
         why = f"{view.signals.num_waiting} requests wait and there is no decode worker"
+        if num_free and not view.planner.history.may_add(view.now):
+            return view.planner.hold(view.context, "backed_off", f"{why}, but workers have failed to start lately")
         if num_free:
             return self._start(view, view.planner.hold(view.context, "changing", why), 1, "wakes", "")
         return view.planner.hold(view.context, "best_there_is", f"{why}, and no other model can spare one")
@@ -176,7 +178,7 @@ class JointDecision:
         decision = view.planner.decide_in(view.context)
         lacking = view.share.min_workers - view.total - view.num_coming
         number = min(lacking, self._free.room(view.share.decode, view.whole_fleet))
-        if number <= 0 or view.fleet.is_held:
+        if number <= 0 or view.fleet.is_held or not view.planner.history.may_add(view.now):
             return decision
         return self._start(view, decision, number, "limits", f"it is to have {view.share.min_workers} at least")
 
