@@ -36,11 +36,12 @@ from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
 from slipstream.router.observability.certificate_metrics import CertificateHolder, certificate_family
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
+from slipstream.router.process.background_task import cancel_and_wait
 from slipstream.router.process.grpc_tuning import spare_grpc_threads
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
-from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.router_models import RouterModels
 from slipstream.router.status.instances_status import InstancesStatus
 from slipstream.router.status.repository_status import LOADING
 from slipstream.router.status.tensor_signals import TensorSignals
@@ -294,8 +295,8 @@ class Router:
             cleanup.push_async_callback(cancel_and_wait, limits)
         limits_of_pages = asyncio.create_task(PageLimits(self._kv_budget_bytes, [self.service]).run())
         cleanup.push_async_callback(cancel_and_wait, limits_of_pages)
-        cleanup.push_async_callback(self.models.end_canaries)
-        self.models.begin_canaries()
+        cleanup.push_async_callback(self.models.end_probes)
+        self.models.begin_probes()
 
     def _open_server(
         self, access: Access, failover: FailoverSession | None, cleanup: AsyncExitStack

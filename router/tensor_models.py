@@ -47,8 +47,9 @@ from slipstream.router.observability.tensor_metrics.instance_usage import instan
 from slipstream.router.observability.tensor_metrics.tensor_metrics_page import TensorMetricsPage
 from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
 from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
+from slipstream.router.process.background_task import cancel_and_wait
 from slipstream.router.process.listening import close_all, listening_at
-from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.router_models import RouterModels
 from slipstream.router.status.repository_status import repository_status
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
 from slipstream.router.tensor_memory.client_regions import ClientRegions

@@ -20,6 +20,7 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.router.tls.link_tls import LinkTlsConfig
+from slipstream.router.tls.tls_files import TlsFileError
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.process.inbox import Inbox, InboxFull
 from slipstream.workers.process.keep_alive import keep_alive
@@ -27,7 +28,7 @@ from slipstream.workers.telemetry.worker_report import WorkerFailed
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
-ANSWER_TIMEOUT_S = 10.0  # from the connection to Welcome
+ANSWER_TIMEOUT_S = 10.0  # from the first packet to Welcome
 CLOSE_TIMEOUT_S = 2.0
 UNKNOWN_MODEL_S = 30.0  # for how long a new worker asks a router that does not know its model yet
 
@@ -116,13 +117,16 @@ class RouterLink:
             self._on_failed(WorkerFailed(f"cannot connect to {self._host}:{self._port}: {error}"))
 
     async def _connect(self, hello: Hello) -> None:
-        """Connects until the router has answered. A failure of the network is only a reason to try again."""
+        """Connects until the router has answered. A failure of the network is only a reason to try again, and so are
+        files of TLS that worked before: they may be on their way."""
         delay_s = RETRY_FIRST_S
         while True:
             try:
                 await self._greet(hello)
                 return
-            except OSError as error:
+            except (OSError, TlsFileError) as error:
+                if isinstance(error, TlsFileError) and not self._was_welcome:
+                    raise
                 if delay_s == RETRY_FIRST_S:
                     log.info("the router at %s:%d does not answer yet: %s", self._host, self._port, error)
                 await asyncio.sleep(delay_s)
@@ -135,14 +139,14 @@ class RouterLink:
         protocol = FrameProtocol(partial(self._received, self._connection), partial(self._lost, self._connection))
         context = self._tls.client_context() if self._tls.is_on else None
         name = self._tls.name_of(self._host) if self._tls.is_on else None
-        transport, _ = await self._loop.create_connection(
-            lambda: protocol, self._host, self._port, ssl=context, server_hostname=name
-        )
-        keep_alive(transport.get_extra_info("socket"))
-        self._protocol = protocol
-        protocol.send(hello)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                transport, _ = await self._loop.create_connection(
+                    lambda: protocol, self._host, self._port, ssl=context, server_hostname=name
+                )
+                keep_alive(transport.get_extra_info("socket"))
+                self._protocol = protocol
+                protocol.send(hello)
                 welcome = await answer
         except BaseException:
             protocol.abort()

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 class ServerTls:
     """`context` is that of the listening sockets, for good. A new connection goes on with `_current`: that way, an
     authority that has been removed from the files is trusted no more. Running connections keep what they began with.
+    Where clients must present a certificate, each connection asks for it: a resumed session would show none.
 
     A certificate that has expired, or is not valid yet, is served as well, because some clients do not mind and the
     others see the reason; the log says so."""
@@ -65,6 +66,9 @@ class ServerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
         self._load(context)
+        if context.verify_mode == ssl.CERT_REQUIRED:
+            context.minimum_version = ssl.TLSVersion.TLSv1_3  # Python cannot switch off the sessions of TLS 1.2
+            context.num_tickets = 0
         problem = _problem_of_time(context, self._files[0])
         if problem is not None:
             log.error("%s is one that clients will not trust: %s: %s", self._what, self._files[0], problem)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import pytest
 import uvloop
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import PROTOCOL_VERSION, Cancel, Failed, Hello, Ping, Pong, Start, Welcome
+from slipstream.router.tls.link_tls import LinkTlsConfig
+from slipstream.workers import router_link
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.process.inbox import Inbox
-from slipstream.workers.router_link import RouterLink
+from slipstream.workers.router_link import NO_TLS, RouterLink
 from slipstream.workers.telemetry.worker_report import WorkerFailed
+from tests.support.router.authority import Authority
 from tests.support.workers.scripted_router import ScriptedRouter, held_port
 
 TIMEOUT_S = 20.0
@@ -41,7 +47,7 @@ class LinkBench:
 
 
 @contextmanager
-def linked(port: int, inbox_limit: int = 100) -> Iterator[LinkBench]:
+def linked(port: int, inbox_limit: int = 100, tls: LinkTlsConfig = NO_TLS) -> Iterator[LinkBench]:
     loop = uvloop.new_event_loop()
     inbox: Inbox[EngineEvent] = Inbox(inbox_limit)
     failures: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -49,7 +55,7 @@ def linked(port: int, inbox_limit: int = 100) -> Iterator[LinkBench]:
     def failed(error: WorkerFailed) -> None:
         failures.put(str(error))
 
-    link = RouterLink(loop, "127.0.0.1", port, inbox, failed)
+    link = RouterLink(loop, "127.0.0.1", port, inbox, failed, tls)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -141,6 +147,42 @@ def test_an_address_that_cannot_be_one_is_a_failure_and_not_retried_for_ever() -
         bench.loop.call_soon_threadsafe(bench.link.redirect, "no..host", 1)
         bench.link.connect(hello())
         assert bench.failures.get(timeout=TIMEOUT_S).startswith("cannot connect to no..host:1: ")
+
+
+def test_a_certificate_that_is_half_written_after_a_welcome_is_waited_for(tmp_path: Path) -> None:
+    tls = Authority(tmp_path / "ca").issue("host")
+    written = Path(tls.cert_file or "").read_text()
+    with ScriptedRouter(tls=tls) as router, linked(router.port, tls=tls) as bench:
+        bench.link.connect(hello())
+        connection = router.connection("w")
+        assert bench.take(1) == [Welcome("scripted")]
+        Path(tls.cert_file or "").write_text(written[:100])
+        connection.drop()
+        assert bench.take(1) == [LinkLost()]
+        bench.link.connect(hello(2))
+        assert bench.inbox.take(0.3) == []
+        assert bench.failures.empty()
+        Path(tls.cert_file or "").write_text(written)
+        assert bench.take(1) == [Welcome("scripted")]
+
+
+def test_a_certificate_that_is_no_one_from_the_start_is_a_failure(tmp_path: Path) -> None:
+    tls = Authority(tmp_path / "ca").issue("host")
+    Path(tls.cert_file or "").write_text("none")
+    with held_port() as port, linked(port, tls=tls) as bench:
+        bench.link.connect(hello())
+        assert "there is no CERTIFICATE in PEM form" in bench.failures.get(timeout=TIMEOUT_S)
+
+
+def test_a_router_that_is_silent_in_the_handshake_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_link, "ANSWER_TIMEOUT_S", 0.2)
+    tls = Authority(tmp_path / "ca").issue("host")
+    with socket.create_server(("127.0.0.1", 0)) as silent, linked(silent.getsockname()[1], tls=tls) as bench:
+        silent.settimeout(TIMEOUT_S)
+        bench.link.connect(hello())
+        first, second = silent.accept()[0], silent.accept()[0]
+        first.close()
+        second.close()
 
 
 def test_a_router_that_floods_the_engine_is_cut_off() -> None:

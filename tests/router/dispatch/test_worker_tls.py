@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +148,30 @@ def test_an_authority_that_is_exchanged_is_trusted_no_more(tmp_path: Path) -> No
     trusted.write_bytes(second.cert.read_bytes())
     tls.look()
     assert (gets_in(old), gets_in(new)) == (False, True)
+
+
+def test_no_session_stands_for_a_certificate(authority: Authority) -> None:
+    tls = authority.issue("resumed")
+    server = tls.server_tls("the certificate for workers")
+
+    def has_ticket(newest: ssl.TLSVersion) -> bool:
+        """Whether a client may come again without its certificate. Raises OSError if it is not let in."""
+        client = tls.client_context()
+        client.maximum_version = newest
+        with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+            pool.submit(greet, listener)
+            plain = socket.create_connection(listener.getsockname())
+            with plain, client.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+                assert connection.recv(16) == b"welcome"
+                return connection.session is not None and connection.session.has_ticket
+
+    def greet(listener: socket.socket) -> None:
+        with listener.accept()[0] as plain, server.context.wrap_socket(plain, server_side=True) as connection:
+            connection.sendall(b"welcome")
+
+    assert not has_ticket(ssl.TLSVersion.TLSv1_3)
+    with pytest.raises(OSError, match=r"(?i)version|EOF|reset"):
+        has_ticket(ssl.TLSVersion.TLSv1_2)
 
 
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ from slipstream.router.protocol.messages import (
     pack_ids,
 )
 from slipstream.router.protocol.wire import FrameProtocol, Message
+from slipstream.router.tls.link_tls import LinkTlsConfig
 
 M = TypeVar("M")
+NO_TLS = LinkTlsConfig()
 TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0  # a busy machine imports torch several times at once
 IDLE_STATES = {"free", "cached", "withheld"}
@@ -178,11 +180,14 @@ class ScriptedRouter:
     """Listens on 127.0.0.1, on a free port where none is given, its loop on a thread of its own. With `rejection` it
     takes no worker, for that reason, which `is_final` or may change."""
 
-    def __init__(self, port: int = 0, rejection: str | None = None, *, is_final: bool = True) -> None:
+    def __init__(
+        self, port: int = 0, rejection: str | None = None, *, is_final: bool = True, tls: LinkTlsConfig = NO_TLS
+    ) -> None:
         self.changed = threading.Condition()
         self.port = port
         self._rejection = rejection
         self._is_final = is_final
+        self._tls = tls.server_tls("the router's certificate").context if tls.is_on else None
         self._num_rejected = 0
         self._connections: list[Connection] = []
         self._protocols: list[FrameProtocol] = []
@@ -239,7 +244,7 @@ class ScriptedRouter:
         self._loop.call_soon_threadsafe(function, argument)
 
     async def _listen(self) -> asyncio.Server:
-        return await self._loop.create_server(self._accept, "127.0.0.1", self.port)
+        return await self._loop.create_server(self._accept, "127.0.0.1", self.port, ssl=self._tls)
 
     async def _close(self) -> None:
         self._server.close()
