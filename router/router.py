@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
@@ -24,6 +24,7 @@ from slipstream.router.config.tensor_versions_config import TensorVersionsConfig
 from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.front.front import Front
+from slipstream.router.frontends.front_limits import FrontLimits
 from slipstream.router.frontends.front_link import FrontLink
 from slipstream.router.frontends.front_messages import DispatcherMessage
 from slipstream.router.frontends.front_pool import FrontPool
@@ -35,13 +36,14 @@ from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
 from slipstream.router.observability.certificate_metrics import CertificateHolder, certificate_family
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
+from slipstream.router.process.background_task import cancel_and_wait
 from slipstream.router.process.grpc_tuning import spare_grpc_threads
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
-from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.router_models import RouterModels
 from slipstream.router.status.instances_status import InstancesStatus
-from slipstream.router.status.repository_status import LOADING, repository_status
+from slipstream.router.status.repository_status import LOADING
 from slipstream.router.status.tensor_signals import TensorSignals
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus
 from slipstream.router.status.wanted_models import WantedList, WantedModel
@@ -107,53 +109,33 @@ class Router:
         then nothing is left running.
         """
         async with AsyncExitStack() as cleanup:
-            pool, models = cleanup.enter_context(encode_pool(self._config.api.prompt_memory_bytes)), self.models
-            loop = asyncio.get_running_loop()
-            await models.read(pool)
-            self.service = GenerationService(self._config, models=models.dispatch_configs, token=self._worker_token)
-            models.serve_in(self.service)
+            pool = cleanup.enter_context(encode_pool(self._config.api.prompt_memory_bytes))
+            await self.models.read(pool)
+            self.service = self._generation_service()
             if not is_embedded:
                 allow_all_files()
                 spare_grpc_threads()
-            failover = await loop.run_in_executor(pool, self._find_session)
+            failover = await asyncio.get_running_loop().run_in_executor(pool, self._find_session)
             if failover is not None:
                 cleanup.callback(failover.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
-            self.front = Front(
-                models.catalog(),
-                self.service,
-                self._unready_because,
-                lambda: self._server.num_connections,
-                self._config,
-                access,
-                begin_tracing(self._config.tracing, models.single, cleanup),
-            )
-            models.serve_by(self.front)
-            self.front.open(cleanup)
+            self.front = self._open_front(access, cleanup)
             if failover is not None and failover.listening:
                 # Accept the previous router's clients even before it is known which workers will come.
-                for name, longest in models.max_positions.items():
+                for name, longest in self.models.max_positions.items():
                     self.service.expect_max_model_len(name, longest)
             repository_at = await self._serve_repository(access, cleanup)
-            unix_socket = self._listen_at_path(failover)
-            if unix_socket is not None:
-                cleanup.callback(unix_socket.close)
-            self._server = self._serving(self.front, access, failover, unix_socket)
-            if isinstance(self._server, FrontPool):
-                models.serve_by_fronts(self._server)
+            self._server = self._open_server(access, failover, cleanup)
             if self._is_draining:
                 self._end_listening_at_path()
                 self.service.stop_admission()
                 self._server.refuse_clients()
-            sockets = await self.service.start(failover.for_workers if failover is not None else ())
-            if failover is not None:
-                failover.keep_listening(sockets, for_workers=True)
-            cleanup.push_async_callback(self.service.close)
+            await self._start_service(failover, cleanup)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = self._config.http.port if is_embedded else await self._server.start()
             self.front.add_metrics(lambda: (certificate_family(self._certificates()),))
             admin_at = await self._start_admin(self.front, cleanup)
-            await models.keep_texts()
+            await self.models.keep_texts()
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
@@ -222,6 +204,32 @@ class Router:
             waiting.cancel()
             loading.cancel()
 
+    def _generation_service(self) -> GenerationService:
+        service = GenerationService(self._config, models=self.models.dispatch_configs, token=self._worker_token)
+        self.models.serve_in(service)
+        return service
+
+    async def _start_service(self, failover: FailoverSession | None, cleanup: AsyncExitStack) -> None:
+        """Listens for workers. Raises OSError."""
+        sockets = await self.service.start(failover.for_workers if failover is not None else ())
+        if failover is not None:
+            failover.keep_listening(sockets, for_workers=True)
+        cleanup.push_async_callback(self.service.close)
+
+    def _open_front(self, access: Access, cleanup: AsyncExitStack) -> Front:
+        front = Front(
+            self.models.catalog(),
+            self.service,
+            self._unready_because,
+            lambda: self._server.num_connections,
+            self._config,
+            access,
+            begin_tracing(self._config.tracing, self.models.single, cleanup),
+        )
+        self.models.serve_by(front)
+        front.open(cleanup)
+        return front
+
     async def _serve_repository(self, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses | None:
         """Serves the tensor models, if there is a repository. Raises OSError."""
         if not self._repository.is_on:
@@ -232,26 +240,13 @@ class Router:
             self._repository, self._config, self._worker_token, self._instances_path, self.models
         )
         addresses = await self.tensors.start(self.front, self.service, access, cleanup)
-        self.front.show_repository(self._repository_status)
+        self.front.show_repository(self.tensors.status)
         return addresses
 
     def _certificates(self) -> dict[str, CertificateHolder | None]:
         """By port."""
         of_tensors = self.tensors.certificates if self.tensors is not None else {}
         return {"http": self._server.tls, "workers": self.service.worker_port.tls, **of_tensors}
-
-    def _repository_status(self) -> dict[str, Any]:
-        assert self.tensors is not None
-        repository = self.tensors.repository
-        is_ready, ledger = repository.is_server_ready(), self.tensors.ledger
-        return repository_status(
-            repository.index(),
-            repository.failures,
-            is_ready=is_ready,
-            control_mode=self._repository.control_mode,
-            ledger=ledger,
-            instances=self.tensors.scaling.status(),
-        )
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -296,18 +291,23 @@ class Router:
     def _begin_tasks(self, cleanup: AsyncExitStack) -> None:
         """Starts the background tasks, which run until the end."""
         if isinstance(self._server, FrontPool):
-            limits = asyncio.create_task(self._send_limits(self._server))
+            limits = asyncio.create_task(FrontLimits(self.service, self._server).run())
             cleanup.push_async_callback(cancel_and_wait, limits)
         limits_of_pages = asyncio.create_task(PageLimits(self._kv_budget_bytes, [self.service]).run())
         cleanup.push_async_callback(cancel_and_wait, limits_of_pages)
-        cleanup.push_async_callback(self.models.end_canaries)
-        self.models.begin_canaries()
+        cleanup.push_async_callback(self.models.end_probes)
+        self.models.begin_probes()
 
-    def _serving(
-        self, front: Front, access: Access, failover: FailoverSession | None, unix_socket: socket.socket | None
+    def _open_server(
+        self, access: Access, failover: FailoverSession | None, cleanup: AsyncExitStack
     ) -> HttpServer[ExchangeContext] | FrontPool:
-        """What clients connect to: a server in this process, or a pool of front processes."""
+        """What clients connect to: a server in this process, or a pool of front processes. It does not listen yet, but
+        for a Unix socket. Raises OSError."""
+        unix_socket = self._listen_at_path(failover)
+        if unix_socket is not None:
+            cleanup.callback(unix_socket.close)
         if self._config.frontends == 1:
+            front = self.front
             new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
             return new_server(
                 self._config.http,
@@ -318,7 +318,14 @@ class Router:
                 unix_socket=unix_socket,
                 body_places=front.body_places,
             )
-        log_style = LogStyle.of_this_process()
+        pool = self._front_pool(access, failover, unix_socket)
+        self.models.serve_by_fronts(pool)
+        return pool
+
+    def _front_pool(
+        self, access: Access, failover: FailoverSession | None, unix_socket: socket.socket | None
+    ) -> FrontPool:
+        front, log_style = self.front, LogStyle.of_this_process()
         holder_path = self._holder_path if failover is not None else None
         setup = FrontSetup(self._config, self.models.front_models(), log_style, holder_path=holder_path)
 
@@ -329,22 +336,11 @@ class Router:
 
         return FrontPool(self._config.frontends, setup, link_of, failover, unix_socket)
 
-    async def _send_limits(self, fronts: FrontPool) -> None:
-        while True:
-            self._send_limits_now(fronts)
-            await self.service.worker_port.wait_for_change()
-
-    def _send_limits_now(self, fronts: FrontPool) -> None:
-        for name in self.service.models:
-            shares = tuple(self.service.shares_of(name).items())
-            longest, versions = self.service.max_model_len_of(name), self.service.versions_of(name)
-            fronts.send_limits(name, longest, versions, shares, self.service.abilities_of(name))
-
     async def take_over(self) -> None:
         """Continue the connections that the previous router left behind. To be called once the expected workers are
         known."""
         if isinstance(self._server, FrontPool):
-            self._send_limits_now(self._server)
+            FrontLimits(self.service, self._server).send()
         if isinstance(self._server, FrontPool | FailoverServer):
             await self._server.take_over()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from slipstream.router.front.front import Front
 from slipstream.router.frontends.front_pool import FrontPool
 from slipstream.router.frontends.front_setup import FrontModel
 from slipstream.router.model_files.text_copy import keep_text
+from slipstream.router.process.background_task import cancel_and_wait
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.text.unknown_tokens import warning_about
@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 class RouterModels:
     """Life cycle: `read`; then `serve_in` is given what serves them, and `serve_by_fronts` the front processes if there
-    are any; then `begin_canaries`, and all the others; `end_canaries`. `dispatch` is that of models that have none of
-    their own. Raises ValueError if two have the same name."""
+    are any; then `begin_probes`, and all the others; `end_probes`. `dispatch` is that of models that have none of
+    their own. A version has the text of its model (see `ModelText`), or one of its own. Raises ValueError if two have
+    the same name."""
 
     def __init__(self, models: Sequence[ModelSource], dispatch: DispatchConfig) -> None:
         self._sources = {source.name: source for source in models if not source.text_of}
@@ -41,7 +42,7 @@ class RouterModels:
         self._dispatch = dispatch
         self._expected = {source.name: expected_at_start(source) for source in models}
         self._texts: dict[str, ModelText] = {}
-        self._canaries: dict[str, asyncio.Task[None]] = {}
+        self._probes: dict[str, asyncio.Task[None]] = {}
         self.readiness = ClusterReadiness()
         self._fronts: FrontPool | None = None
         self._pool: ThreadPoolExecutor
@@ -108,13 +109,13 @@ class RouterModels:
         for source in (*self._sources.values(), *self._text_sources.values()):
             await asyncio.to_thread(keep_text, source.directory, source.manifests)
 
-    def begin_canaries(self) -> None:
+    def begin_probes(self) -> None:
         for name in self._sources:
-            self._begin_canary(name)
+            self._begin_probe(name)
 
-    async def end_canaries(self) -> None:
-        for canary in self._canaries.values():
-            await cancel_and_wait(canary)
+    async def end_probes(self) -> None:
+        for probe in self._probes.values():
+            await cancel_and_wait(probe)
 
     async def add(self, source: ModelSource) -> None:
         """Serves another model from now on, in all front processes; the others are not affected. Raises NameTakenError
@@ -146,7 +147,7 @@ class RouterModels:
         expected = self._expected.setdefault(source.name, expected_at_start(source))
         self.readiness.add(source.name, ModelReadiness(self._service, source.name, expected), is_needed=False)
         self._expect(source.name, expected)
-        self._begin_canary(source.name)
+        self._begin_probe(source.name)
 
     async def remove(self, name: str, deadline_s: float | None = None) -> None:
         """Drains a model: new requests get a 404, those that wait or run end first, then its workers are drained. After
@@ -165,9 +166,9 @@ class RouterModels:
         self._texts.pop(name, None)
         self.readiness.remove(name)
         self._expected.pop(name, None)
-        canary = self._canaries.pop(name, None)
-        if canary is not None:
-            await cancel_and_wait(canary)
+        probe = self._probes.pop(name, None)
+        if probe is not None:
+            await cancel_and_wait(probe)
 
     async def add_text(self, source: ModelSource) -> None:
         """From now on a version has a text of its own, in all front processes: tokenizer, chat template and defaults
@@ -266,9 +267,9 @@ class RouterModels:
         is_leaving, abilities = self._front.catalog.entry(name).is_leaving, self._service.abilities_of(name)
         return FrontModel(source, defaults, longest, versions, is_leaving, shares, abilities)
 
-    def _begin_canary(self, name: str) -> None:
-        canary = self._canaries[name] = asyncio.create_task(self.readiness[name].canary.run())
-        canary.add_done_callback(partial(log_failure, name))
+    def _begin_probe(self, name: str) -> None:
+        probe = self._probes[name] = asyncio.create_task(self.readiness[name].probe.run())
+        probe.add_done_callback(partial(log_failure, name))
 
 
 def expected_at_start(source: ModelSource) -> ExpectedWorkers:
@@ -281,10 +282,3 @@ def log_failure(name: str, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         message = "the request that proves readiness of model %r ended with a bug: it stays unready"
         log.error(message, name, exc_info=error)
-
-
-async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end. If it had failed before, its exception is raised."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.client_settings import ClientSettings
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
-from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.kserve_server import KServeServer, keep_nothing
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.api.kserve.trace_file import TraceFile
@@ -46,9 +47,12 @@ from slipstream.router.observability.tensor_metrics.instance_usage import instan
 from slipstream.router.observability.tensor_metrics.tensor_metrics_page import TensorMetricsPage
 from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
 from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
+from slipstream.router.process.background_task import cancel_and_wait
 from slipstream.router.process.listening import close_all, listening_at
-from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.router_models import RouterModels
+from slipstream.router.status.repository_status import repository_status
 from slipstream.router.status.wanted_models import WantedModel, WantedModels
+from slipstream.router.tensor_memory.client_regions import ClientRegions
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
 
@@ -103,62 +107,43 @@ class TensorModels:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
         pool = self.pool = cleanup.enter_context(RegionPool(config.shared_memory_bytes))
-        sockets = listening_at(self._router.worker_host, config.instance_port, BACKLOG)
-        cleanup.callback(close_all, sockets)
-        unix_path = "" if self._instances_path is None else str(self._instances_path)
-        self.port = InstancePort(
-            InstancePortConfig(self._token, unix_path, num_hosts=config.hosts, tls=self._router.worker_tls),
-            pool,
-            self,
-            sockets,
-        )
-        await self.port.start()
-        cleanup.push_async_callback(self.port.stop)
-        models = ModelRepository(config.paths, options_of(config))
+        instances_at = await self._start_port(cleanup)
         explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
-        cache = ResponseCache.of_size(config.cache_bytes)
-        language_version = self._language_version(front, generations, cache)
-        cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._links.watch()))
-        factories: dict[str, VersionFactory] = {
-            "": partial(EnsembleVersion, EnsembleContext(self.service, cache)),
-            **dict.fromkeys(LANGUAGE_BACKENDS, language_version),
-        }
-        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories, cache)
-        cleanup.push_async_callback(self.repository.close)
+        self.repository = self._open_repository(front, generations, explicit_loads, cleanup)
         self.scaling = InstanceScaling(self.service, self.repository.counts, config.max_instances)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self.scaling.run()))
-        self.server = KServeServer(
-            self.service,
-            self.repository,
-            traces=TraceControl.of_settings(config.trace),
-            logs=LogControl.of_verbosity(config.log_verbose),
-            name=config.server_id,
-            loaded=self._is_loaded,
-        )
-        if explicit_loads is not None:
-            ClientSettings(explicit_loads.folder, self.server).keep()
+        self.server = self._open_server(explicit_loads, cleanup)
         self.service.traces = TraceFile(self.server.traces)
-        if config.http.enabled:
-            front.serve_tensors(KServeApi(self.server, pool, config.http, access))
-        if config.endpoints.is_on:
-            self._endpoints = TensorEndpoints(
-                config.endpoints,
-                self.server,
-                pool,
-                access,
-                front.apis.flow.bodies,
-                front.apis.ping_s,
-                config.http.restricted,
-            )
-            front.serve_endpoints(self._endpoints)
+        self._serve_http(front, access)
         front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
-        instances = Endpoint(self._router.worker_host, sockets[0].getsockname()[1])
         return RepositoryAddresses(
-            unix_path or None,
-            instances,
+            self._unix_path or None,
+            instances_at,
             await self._serve_grpc(front, access, pool, cleanup),
             await self._serve_metrics(front, pool, cleanup),
+        )
+
+    def _open_server(self, explicit_loads: ExplicitLoads | None, cleanup: AsyncExitStack) -> KServeServer:
+        """With the settings that clients have made at the router before."""
+        config = self._config
+        regions, traces = ClientRegions(), TraceControl.of_settings(config.trace)
+        logs = LogControl.of_verbosity(config.log_verbose)
+        keep_settings: Callable[[], Awaitable[None]] = keep_nothing
+        if explicit_loads is not None:
+            settings = ClientSettings(explicit_loads.folder, regions, traces, logs)
+            settings.restore()
+            keep_settings = settings.keep
+            cleanup.push_async_callback(settings.close)
+        return KServeServer(
+            self.service,
+            self.repository,
+            regions,
+            traces,
+            logs,
+            keep_settings,
+            name=config.server_id,
+            loaded=self._is_loaded,
         )
 
     async def wait_loaded(self) -> None:
@@ -179,6 +164,17 @@ class TensorModels:
         """What is in use: hosts, instances, requests that they have, places in shared memory. But for hosts, launches
         and the limit, all returns to zero when nothing runs."""
         return {**asdict(self.port.ledger), **asdict(self.pool.usage)}
+
+    def status(self) -> dict[str, Any]:
+        """The repository's models, and what their instances do, as `/cluster/status` shows them."""
+        return repository_status(
+            self.repository.index(),
+            self.repository.failures,
+            is_ready=self.repository.is_server_ready(),
+            control_mode=self._config.control_mode,
+            ledger=self.ledger,
+            instances=self.scaling.status(),
+        )
 
     @property
     def certificates(self) -> dict[str, CertificateHolder | None]:
@@ -208,6 +204,58 @@ class TensorModels:
         for _, runtime in self.service.runtimes():
             if runtime.instances is not None:
                 runtime.instances.spread()
+
+    @property
+    def _unix_path(self) -> str:
+        return "" if self._instances_path is None else str(self._instances_path)
+
+    async def _start_port(self, cleanup: AsyncExitStack) -> Endpoint:
+        """Listens for instances; those on other hosts come to the address that is returned. Raises OSError."""
+        host, config = self._router.worker_host, self._config
+        sockets = listening_at(host, config.instance_port, BACKLOG)
+        cleanup.callback(close_all, sockets)
+        port = InstancePortConfig(self._token, self._unix_path, num_hosts=config.hosts, tls=self._router.worker_tls)
+        self.port = InstancePort(port, self.pool, self, sockets)
+        await self.port.start()
+        cleanup.push_async_callback(self.port.stop)
+        return Endpoint(host, sockets[0].getsockname()[1])
+
+    def _open_repository(
+        self,
+        front: Front,
+        generations: GenerationService,
+        explicit_loads: ExplicitLoads | None,
+        cleanup: AsyncExitStack,
+    ) -> RepositoryService:
+        config = self._config
+        models = ModelRepository(config.paths, options_of(config))
+        cache = ResponseCache.of_size(config.cache_bytes)
+        language_version = self._language_version(front, generations, cache)
+        cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._links.watch()))
+        factories: dict[str, VersionFactory] = {
+            "": partial(EnsembleVersion, EnsembleContext(self.service, cache)),
+            **dict.fromkeys(LANGUAGE_BACKENDS, language_version),
+        }
+        repository = RepositoryService(config, models, self.service, self.port, explicit_loads, factories, cache)
+        cleanup.push_async_callback(repository.close)
+        return repository
+
+    def _serve_http(self, front: Front, access: Access) -> None:
+        """At the router's own port: the protocol of KServe, and OpenAI's endpoints that tensor models answer."""
+        config = self._config
+        if config.http.enabled:
+            front.serve_tensors(KServeApi(self.server, self.pool, config.http, access))
+        if config.endpoints.is_on:
+            self._endpoints = TensorEndpoints(
+                config.endpoints,
+                self.server,
+                self.pool,
+                access,
+                front.apis.flow.bodies,
+                front.apis.ping_s,
+                config.http.restricted,
+            )
+            front.serve_endpoints(self._endpoints)
 
     def _language_version(
         self, front: Front, service: GenerationService, cache: ResponseCache | None

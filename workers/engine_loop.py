@@ -173,7 +173,7 @@ class EngineLoop:
             return 0.0
         deadlines = [self.protocol.next_deadline_s()]
         if self._connected:  # otherwise there is no router to send anything to, however overdue it is
-            deadlines.append(self.protocol.next_news_s())
+            deadlines.append(self.protocol.next_report_s())
         waiting = [at for at in deadlines if at is not None]
         return max(0.0, min(waiting) - self.clock()) if waiting else None
 
@@ -237,7 +237,7 @@ class EngineLoop:
         """Sends one batch per step: its tokens and events, then what the protocol has to report."""
         if self._connected:
             now_s = self.clock()
-            self._out += self.protocol.news(now_s)
+            self._out += self.protocol.reports(now_s)
             step_times = self.steps.due(now_s, not self.engine.has_work)
             if step_times is not None:
                 self._out.append(step_times)

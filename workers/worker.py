@@ -45,7 +45,7 @@ from slipstream.workers.group.group_executor import (
     GroupAddress,
     GroupExecutor,
     GroupPages,
-    MeetingPoint,
+    GroupRendezvous,
     RemoteRank,
     join_process_group,
     leave_process_group,
@@ -108,7 +108,7 @@ class Worker:
         self._config = config
         self._has_predecessor = predecessor is not None
         self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
-        self._meeting: MeetingPoint | None = None
+        self._rendezvous: GroupRendezvous | None = None
         self._usage = GroupUsage()
         self._reporter = Reporter(config.name, config.role, () if predecessor is None else predecessor.startup_s)
         self._lock = threading.Lock()  # guards the fields below; while it is held, `_loop` is open or None
@@ -125,9 +125,9 @@ class Worker:
         """Binds the ports where the other ranks meet this one. Idempotent. Raises OSError if `host` is not ours."""
         if self._config.tp == 1:
             return None
-        if self._meeting is None:
-            self._meeting = MeetingPoint(self._config.host, self._config.tp)
-        return self._meeting.address
+        if self._rendezvous is None:
+            self._rendezvous = GroupRendezvous(self._config.host, self._config.tp)
+        return self._rendezvous.address
 
     def run(self) -> None:
         """Loads, connects and serves. Raises WorkerFailed if the model cannot be loaded, a rank dies, the engine
@@ -210,9 +210,8 @@ class Worker:
             error = WorkerFailed(self._broken_reason) if by_rank else failure
         except SETUP_ERRORS as failure:
             error = WorkerFailed(str(failure))
-        except (
-            BaseException
-        ) as failure:  # code of a model's own may leave by sys.exit, which would end this thread alone
+        except BaseException as failure:
+            # Code of a model's own may leave by sys.exit, which would end this thread alone.
             log.exception("%s could not start", self._config.name)
             error = WorkerFailed(f"{type(failure).__name__}: {failure}")
         with contextlib.suppress(RuntimeError):  # the loop is closed, because `run` did not wait for us
@@ -229,8 +228,8 @@ class Worker:
             processors = LogitsProcessors.load(config.engine.logits_processors)
             ranks = self._gather(stack)
             tp = TensorParallel()
-            if self._meeting is not None:
-                tp = join_process_group(self._meeting.store, 0, config.tp, config.engine, config.host)
+            if self._rendezvous is not None:
+                tp = join_process_group(self._rendezvous.store, 0, config.tp, config.engine, config.host)
             fetching = version_files(Path(config.model_dir), config.manifest, partial(self._reporter.show, "fetching"))
             config = replace(config, model_dir=str(stack.enter_context(fetching)))
             self._reporter.show("loading", config.model_dir)
@@ -321,10 +320,10 @@ class Worker:
         ).run()
 
     def _gather(self, stack: contextlib.ExitStack) -> list[RemoteRank]:
-        if self._meeting is None:
+        if self._rendezvous is None:
             return []
         self._reporter.show("gathering", f"waiting for {self._config.tp - 1} ranks")
-        ranks = self._meeting.gather()
+        ranks = self._rendezvous.gather()
         for rank in ranks:
             stack.callback(rank.close)
             rank.listen(self._transfer_ended, self._usage.take, self._group_broken)

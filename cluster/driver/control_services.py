@@ -23,7 +23,7 @@ from slipstream.cluster.models.tensor_instance_counts import TensorInstanceCount
 from slipstream.cluster.models.tensor_versions import TensorVersions
 from slipstream.cluster.planner.decision_log import DecisionLog, DecisionRecord
 from slipstream.cluster.planner.planner_loading import load_planner
-from slipstream.cluster.planner.planner_loop import PlannerLoop, RunsOn, planning
+from slipstream.cluster.planner.planner_loop import PlannerLoop, RunsOn
 from slipstream.cluster.planner.pool_prices import PoolPrices
 from slipstream.cluster.planner.shared.cluster_planner_loop import ClusterPlannerLoop
 from slipstream.cluster.planner.shared.shared_loading import load_cluster_planner, load_shared_planner, shares_of
@@ -31,6 +31,7 @@ from slipstream.cluster.planner.shared.shared_loop import SharedPlannerLoop
 from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.process.addresses import Endpoint
+from slipstream.router.process.background_task import in_background
 
 
 class ControlServices:
@@ -98,7 +99,8 @@ class ControlServices:
             if self._admin_server is not None:
                 await stack.enter_async_context(operating(self._admin_server, parts))
             if decisions is not None:
-                await stack.enter_async_context(planning(self._planner_loop(cluster, models, instances, decisions)))
+                planner_loop = self._planner_loop(cluster, models, instances, decisions)
+                await stack.enter_async_context(in_background(planner_loop.run(), "planner"))
             admin.resume()
             yield
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from slipstream.cluster.models.wanted_pools import WantedPools
 from slipstream.cluster.state.host_folders import cache_folder
 from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.terminal.console import Console
+from slipstream.router.process.background_task import in_background
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +45,7 @@ async def managed_models(
         if task.config.repository.is_on:
             folder = cache_folder() / "chosen"
             pools = WantedPools(cluster, served, services, admin, state_file, folder)
-            await stack.enter_async_context(_kept(RepositoryPools(cluster.supervisor.router, pools)))
+            repository_pools = RepositoryPools(cluster.supervisor.router, pools)
+            await stack.enter_async_context(in_background(repository_pools.run(), "repository-pools"))
         stack.callback(services.downloads.abandon)
         yield ManagedModels(served, services, admin)
-
-
-@asynccontextmanager
-async def _kept(pools: RepositoryPools) -> AsyncIterator[None]:
-    task = asyncio.create_task(pools.run(), name="repository-pools")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

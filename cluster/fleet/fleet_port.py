@@ -83,6 +83,14 @@ class FleetState:
     def member(self, name: str) -> FleetMember | None:
         return next((member for member in self.members if member.name == name), None)
 
+    def of_version(self, version: str) -> list[FleetMember]:
+        """The groups of a version that are not leaving, whether or not they serve already."""
+        return [member for member in self.members if member.version == version and not member.is_leaving]
+
+    def num_ready(self, version: str, role: Role) -> int:
+        """The groups of a version that serve in a role and are not leaving."""
+        return sum(member.role == role and member.state == "ready" for member in self.of_version(version))
+
 
 class FleetError(Exception):
     """The change is impossible, and nothing has been changed. `field` names the argument at fault."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.router.access.api_key import ApiKey
 from slipstream.router.access.entry_list import FileVersion, KeyFileError
 from slipstream.router.access.key_file import read_keys
+from slipstream.router.process.background_task import in_background
 
 LOOK_EVERY_S = 2.0
 
@@ -66,13 +67,8 @@ async def following_keys(path: str | None, changes: ChangeLog) -> AsyncIterator[
     if path is None:
         yield
         return
-    task = asyncio.create_task(_follow(Path(path), changes), name="key-changes")
-    try:
+    async with in_background(_follow(Path(path), changes), "key-changes"):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def _follow(path: Path, changes: ChangeLog) -> None:

@@ -67,7 +67,7 @@ class ChangeHistory:
         if move.num_added:
             num_ready = sum(one.state == "ready" for one in fleet.members)
             if num_ready < self._ready_before + move.num_added:
-                self._failed_start(now)
+                self.start_failed(now)
                 return
             self._failed_starts = 0
             if self._is_swap:
@@ -77,19 +77,32 @@ class ChangeHistory:
         elif move.num_switched:
             self.switch_s += LEARN * (took_s - self.switch_s)
 
-    def _failed_start(self, now: float) -> None:
+    @property
+    def start_bound_s(self) -> float:
+        """A start that takes longer may never end."""
+        return max(STUCK * self.start_s, LEAST_STUCK_S)
+
+    def started(self, took_s: float, now: float) -> None:
+        """A worker that was no change of this planner serves for the first time."""
+        self._failed_starts = 0
+        if took_s <= self.start_bound_s:
+            self.start_s += LEARN * (took_s - self.start_s)
+        self.look_again(now)
+
+    def start_failed(self, now: float) -> None:
+        """Further workers are asked for ever more rarely."""
         self._failed_starts += 1
         self._add_again_s = now + self.start_s * 2.0 ** min(self._failed_starts, MAX_DOUBLINGS)
 
     def is_stuck(self, now: float) -> bool:
         """A change has been under way for so long that it may never end: a worker that dies whenever it starts."""
         since_s = self._changing_since_s
-        if since_s is None or now - since_s < max(STUCK * self.start_s, LEAST_STUCK_S):
+        if since_s is None or now - since_s < self.start_bound_s:
             return False
         if self._begun is not None:
             move, self._begun = self._begun[1], None
             if move.num_added:
-                self._failed_start(now)
+                self.start_failed(now)
         return True
 
     def change(self, before: Pools, after: Pools, fleet: FleetState, now: float, *, is_swap: bool = False) -> None:

@@ -54,7 +54,7 @@ def forecast_of(signals: Signals, corrections: Corrections, watch: DemandWatch, 
     running = running_of(signals, as_measured[1], mix.isl.mean if mix is not None else 1.0)
     least_osl = running.osl(max(per_s, signals.short.offered_per_s))
     seen = demand_of(signals, per_s, least_osl=least_osl) or NOTHING
-    planned = demand_of(signals, max(watch.rate(lead_s), per_s), backlog, least_osl) or seen
+    planned = demand_of(signals, max(watch.rate(lead_s), per_s), backlog, least_osl, lead_s) or seen
     return Forecast(*models, running, per_s, backlog, seen, planned)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from slipstream.cluster.config.planner_config import PlannerConfig
@@ -82,15 +81,3 @@ async def look_on(
 class RunsOn(Protocol):
     async def run(self) -> None:
         """Until cancelled."""
-
-
-@contextlib.asynccontextmanager
-async def planning(loop: RunsOn) -> AsyncIterator[None]:
-    """The planner plans meanwhile."""
-    task = asyncio.create_task(loop.run(), name="planner")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

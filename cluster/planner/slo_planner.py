@@ -27,6 +27,7 @@ from slipstream.cluster.planner.forecast import Forecast, figures, forecast_of
 from slipstream.cluster.planner.model.queueing_model import Outlook
 from slipstream.cluster.planner.model.running_answers import URGENT, attainment_of
 from slipstream.cluster.planner.observed_demand import ObservedDemand
+from slipstream.cluster.planner.pending_starts import PendingStarts
 from slipstream.cluster.planner.planner_decision import (
     AddWorkers,
     PlannerAction,
@@ -68,7 +69,8 @@ class SloPlanner:
         self.prices = prices
         self._min_workers = min_workers
         self._demand = ObservedDemand()
-        self._history = ChangeHistory(config, change_horizon_s)
+        self.history = ChangeHistory(config, change_horizon_s)
+        self._starts = PendingStarts()
         self._first_total = 0
         self._way: tuple[Pools, Pools] | None = None  # of an urgent change: what it made at first, and where it leads
         self._was_short = False  # at the last look the levels were predicted not to be kept
@@ -83,17 +85,24 @@ class SloPlanner:
         """Takes up what is seen, once for each decision. `decide_in` decides from it."""
         self._first_total = max(self._first_total, fleet.num_prefill + fleet.num_decode)
         self._observe(signals, now)
-        self._history.see(fleet, now)
+        self._starts.see(fleet.members, now)
+        num_coming = len(self._starts.coming(fleet.members, now, self.history.start_bound_s))
+        fleet = replace(fleet, is_changing=fleet.is_changing or num_coming > 0)
+        self.history.see(fleet, now)
         limits, pools = (
             replace(PoolLimits.of(self._config, fleet, self._first_total), min_workers=self._min_workers),
             Pools(fleet.num_prefill, fleet.num_decode),
         )
         # What does not come up takes a place and does nothing; an update may take as long as it likes.
-        if fleet.is_changing and not fleet.is_held and self._history.is_stuck(now):
+        num_failed = (
+            sum(not (one.is_leaving or self._starts.has_served(one.name)) for one in fleet.members) - num_coming
+        )
+        is_stuck = fleet.is_changing and self.history.is_stuck(now)
+        if (is_stuck or num_failed) and not fleet.is_held:
             ready = [one.role for one in fleet.members if one.state == "ready"]
             pools = Pools(ready.count("prefill"), ready.count("decode"))
             limits = replace(limits, max_workers=limits.max_workers - (len(fleet.members) - pools.total))
-        return DecisionContext(signals, fleet, now, limits, pools, self._history.start_s, self.prices)
+        return DecisionContext(signals, fleet, now, limits, pools, self.history.start_s, self.prices)
 
     def decide_in(self, context: DecisionContext) -> PlannerDecision:
         """Within the limits of the context."""
@@ -108,12 +117,12 @@ class SloPlanner:
     @property
     def start_s(self) -> float:
         """Until a new worker is there, as seen so far."""
-        return self._history.start_s
+        return self.history.start_s
 
     @property
     def swap_s(self) -> float:
         """Until a worker of another model is there, as seen so far."""
-        return self._history.swap_s
+        return self.history.swap_s
 
     def quiet_s(self, now: float) -> float:
         """How long there has been no request."""
@@ -121,13 +130,13 @@ class SloPlanner:
 
     def is_settling(self, now: float) -> bool:
         """What is seen is not yet of the workers as they are."""
-        return self._history.settles_s > now
+        return self.history.settles_s > now
 
     def why_not(self, context: DecisionContext, then: Pools) -> str | None:
         """Why these pools are not to be had now, though they would serve; None if they are."""
-        if self._history.may_change(context.pools, then, context.now):
+        if self.history.may_change(context.pools, then, context.now):
             return None
-        return self._history.why_not(context.now)
+        return self.history.why_not(context.now)
 
     def ahead(self, forecast: Forecast, lead_s: float) -> float:
         """How many times what is planned for comes by the time that still more workers could be there, if each takes
@@ -152,7 +161,7 @@ class SloPlanner:
     def _observe(self, signals: Signals, now: float) -> None:
         is_other_router = self._demand.see(signals, now)
         if is_other_router:
-            self._history.look_again(now)
+            self.history.look_again(now)
         if is_other_router or self._needed_all_s is None:
             self._needed_all_s = now
 
@@ -174,9 +183,9 @@ class SloPlanner:
         """A change that is under way, or has just been made."""
         if context.fleet.is_held:
             return self._hold(context, "changing", "an update is under way")
-        if context.fleet.is_changing and not self._history.is_stuck(context.now):
+        if context.fleet.is_changing and not self.history.is_stuck(context.now):
             return self._hold(context, "changing", "workers are on their way from one state to another")
-        left_s = self._history.settles_s - context.now
+        left_s = self.history.settles_s - context.now
         way, self._way = self._way, None
         if left_s > 0.0 and way is not None and context.pools == way[0] and context.limits.allows(way[1]):
             goal = way[1]
@@ -221,7 +230,7 @@ class SloPlanner:
         context.seen = figures(forecast, self._demand.watch.trend, self._demand.corrections) + self._priced(
             context, forecast
         )
-        self._demand.correct(context, forecast, self._history.changed_s, self._config)
+        self._demand.correct(context, forecast, self.history.changed_s, self._config)
         is_late = forecast.running.is_late(self._config.target_attainment)
         self._num_late_looks = self._num_late_looks + 1 if is_late else 0
         with_room = context.outlook(context.pools, 1.0 + ROOM * self._config.margin)
@@ -282,11 +291,11 @@ class SloPlanner:
             holds = predicted.attainment >= config.target_attainment
             context.note(pools, predicted, "" if holds else f"does not hold with {factor - 1.0:.0%} more load")
             if holds:
-                holding.append((context.cost(pools, self._history), -predicted.attainment, pools))
+                holding.append((context.cost(pools, self.history), -predicted.attainment, pools))
         if not holding:
             self._needed_all_s = now
             return self._hold(context, "holds", f"{context.pools} keeps the levels, and nothing smaller would")
-        left_s = self._needed_all_s + self._history.quiet_s(now) - now
+        left_s = self._needed_all_s + self.history.quiet_s(now) - now
         if left_s > 0.0:
             why = f"{context.pools} keeps the levels; {min(holding)[2]} would too, if so for {left_s:.0f} s more"
             return self._hold(context, "holds", why)
@@ -294,19 +303,19 @@ class SloPlanner:
             actions = actions_for(context.pools, pools, context.fleet, context.signals)
             if isinstance(actions, str):
                 context.reject(pools, actions)
-            elif self._history.may_change(context.pools, pools, now):
+            elif self.history.may_change(context.pools, pools, now):
                 enough_s = now - self._needed_all_s
                 why = f"{pools} keeps the levels with {config.margin:.0%} more load, for {enough_s:.0f} s by now"
                 self._needed_all_s = now
                 return self._change(context, "cheaper", why, pools, actions)
             else:
-                context.reject(pools, self._history.why_not(now))
+                context.reject(pools, self.history.why_not(now))
         return self._hold(context, "holds", f"{context.pools} keeps the levels")
 
     def _grow(self, context: DecisionContext, shortage: Shortage) -> PlannerDecision:
         """The levels are not kept. What would?"""
         current, late, seen = shortage.current, shortage.late, shortage.kept
-        choice = choose(context, shortage, self._config, self._history)
+        choice = choose(context, shortage, self._config, self.history)
 
         def kept(predicted: Outlook) -> str:
             """Of the requests, in time; where a cluster is overloaded, those that it could serve."""
@@ -347,8 +356,8 @@ class SloPlanner:
 
     def _hindrance(self, context: DecisionContext, then: Pools) -> str:
         """Why a change has to wait for changes before it; "": it need not."""
-        if context.waits and not self._history.may_change(context.pools, then, context.now):
-            return self._history.why_not(context.now)
+        if context.waits and not self.history.may_change(context.pools, then, context.now):
+            return self.history.why_not(context.now)
         return ""
 
     def _may_grow(self, context: DecisionContext) -> bool:
@@ -356,13 +365,13 @@ class SloPlanner:
 
     def _lead_s(self, context: DecisionContext) -> float:
         """How long it takes until a change has taken effect."""
-        return context.grow_s if self._may_grow(context) else self._history.switch_s
+        return context.grow_s if self._may_grow(context) else self.history.switch_s
 
     def _step(self, context: DecisionContext) -> int:
         return max_step(max(context.pools.total, 1), self._config.max_step)
 
     def _may_add(self, context: DecisionContext, actions: tuple[PlannerAction, ...]) -> bool:
-        return self._history.may_add(context.now) or not any(isinstance(one, AddWorkers) for one in actions)
+        return self.history.may_add(context.now) or not any(isinstance(one, AddWorkers) for one in actions)
 
     def _hold(self, context: DecisionContext, reason: Reason, why: str) -> PlannerDecision:
         pools = context.pools
@@ -373,7 +382,7 @@ class SloPlanner:
     def _change(
         self, context: DecisionContext, reason: Reason, why: str, then: Pools, actions: tuple[PlannerAction, ...]
     ) -> PlannerDecision:
-        self._history.change(context.pools, then, context.fleet, context.now, is_swap=context.is_swap)
+        self.history.change(context.pools, then, context.fleet, context.now, is_swap=context.is_swap)
         return PlannerDecision(
             context.now, reason, why, then.num_prefill, then.num_decode, actions, context.alternatives(), context.seen
         )

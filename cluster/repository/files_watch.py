@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,15 +61,3 @@ class FilesWatch:
     def _differences(self, served: Mapping[str, VersionFiles]) -> dict[str, str]:
         found = {version: files.manifest.difference(files.model_dir, self._cache) for version, files in served.items()}
         return {version: difference for version, difference in found.items() if difference is not None}
-
-
-@asynccontextmanager
-async def watching(watch: FilesWatch) -> AsyncIterator[None]:
-    """The watch looks at the files meanwhile."""
-    task = asyncio.create_task(watch.run(), name="files-watch")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -56,6 +56,19 @@ def describe(
 ) -> Iterator[str]:
     """The lines for one cluster. `signals` are those of its only model; of several, `by_model` has them."""
     by_model = by_model or {}
+    yield from _load_lines(state, router, signals, by_model)
+    for line in aligned(_member_rows(state, router)):
+        yield f"  {line}"
+    yield from _version_lines(state, router)
+    yield from _driver_lines(state)
+
+
+def _load_lines(
+    state: ClusterState,
+    router: dict[str, Any] | None,
+    signals: dict[str, Any] | None,
+    by_model: Mapping[str, dict[str, Any] | None],
+) -> Iterator[str]:
     has_models = bool(state.further)
     load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
     phase = "starting again" if state.phase == "down" else state.phase
@@ -72,14 +85,20 @@ def describe(
         yield from repository_lines(state, router["repository"])
     if signals is not None:
         yield from _service(signals)
-    loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}
     for name, of_model in by_model.items():
         for line in _service(of_model) if of_model is not None else ():
             yield f"  {name}: {line.strip()}"
+
+
+def _member_rows(state: ClusterState, router: dict[str, Any] | None) -> list[tuple[str, ...]]:
+    has_models = bool(state.further)
+    loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}
     versions = {(member.model, member.version) for member in state.members if member.version}
     has_several = len(versions) > len(state.models)  # as while an update exchanges the workers, or tries a canary
     version = (*(("MODEL",) if has_models else ()), *(("VERSION",) if has_several else ()))
-    rows = [("NAME", "ROLE", *version, "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "HOST", "PIDS", "")]
+    rows: list[tuple[str, ...]] = [
+        ("NAME", "ROLE", *version, "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "HOST", "PIDS", "")
+    ]
     for member in state.members:
         worker = loads.get(member.name)
         requests = str(worker["num_requests"]) if worker else "-"
@@ -95,8 +114,12 @@ def describe(
                 *(requests, pages, member.host or "-", pids, member.detail),
             )
         )
-    for line in aligned(rows):
-        yield f"  {line}"
+    return rows
+
+
+def _version_lines(state: ClusterState, router: dict[str, Any] | None) -> Iterator[str]:
+    """What is served, what does not go together, and the updates."""
+    has_models = bool(state.further)
     if state.version and not has_models:
         yield f"  version: {state.version}"
     served = {member.version for member in state.members}
@@ -113,6 +136,10 @@ def describe(
     for model in state.models:
         if model.update:
             yield f"  update: {f'{model.model}: ' if has_models else ''}{model.update}"
+
+
+def _driver_lines(state: ClusterState) -> Iterator[str]:
+    """Where the driver is, and where more is to be seen."""
     ours = f", Slipstream {state.slipstream}" if state.slipstream else ""
     its = f" ({state.guardian_slipstream or '0.1'})" if state.guardian_slipstream != state.slipstream else ""
     yield f"  driver: pid {state.driver}{ours}, of guardian {state.pid}{its}, {state.config}"

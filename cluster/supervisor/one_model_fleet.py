@@ -31,7 +31,6 @@ LOSABLE: tuple[MemberState, ...] = (
     "starting",
     "freeing",
     "gathering",
-    "freeing",
     "fetching",
     "loading",
     "warming_up",

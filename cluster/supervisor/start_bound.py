@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from slipstream.cluster.state.cluster_state import MemberStatus
+from slipstream.router.process.background_task import in_background
 
 LOOK_EVERY_S = 1.0
 
@@ -18,13 +19,8 @@ async def start_bound(
     """Raises TimeoutError after so many seconds, to which those do not count in which a member downloads its model, or
     in which tensor models are loaded (`is_loading`): they depend on the models."""
     async with asyncio.timeout(seconds) as bound:
-        task = asyncio.create_task(_postpone(bound, members, is_loading))
-        try:
+        async with in_background(_postpone(bound, members, is_loading)):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
 
 async def _postpone(

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from slipstream.cluster.fleet.author import DRIVER, Author
-from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet.fleet_port import FleetState, MemberState
 from slipstream.cluster.fleet.update_plan import (
     ENDED,
-    AddGroup,
     Phase,
-    RemoveGroup,
     SetMirror,
     SetSplit,
     UpdateAction,
@@ -36,6 +35,7 @@ from slipstream.cluster.fleet.update_plan import (
     UpdatePlan,
     VersionLoad,
 )
+from slipstream.cluster.update.group_exchange import GroupExchange
 from slipstream.cluster.update.verdict import MIN_COMPARED, comparison, failing, much_slower, since, worse
 from slipstream.router.protocol.messages import ROLES, Role
 
@@ -124,7 +124,7 @@ class RollingUpdate:
         fleet, plan = self._fleet, self.plan
         if self.old_files_gone is None or fleet is None:
             return False
-        return self._ready(fleet, plan.old, "decode") == 0 and self._ready(fleet, plan.new, "decode") > 0
+        return fleet.num_ready(plan.old, "decode") == 0 and fleet.num_ready(plan.new, "decode") > 0
 
     def _begin_rolling_back(self, now: float, reason: str, by: Author = DRIVER) -> None:
         self.reason = reason
@@ -223,7 +223,7 @@ class RollingUpdate:
         if self.phase == "rolling_back":
             return
         limit_s = self.plan.options.start_timeout_s
-        new = self._of(fleet, self.plan.new)
+        new = fleet.of_version(self.plan.new)
         for member in new:
             if (
                 member.state not in ("ready", "draining", "connecting")
@@ -267,9 +267,7 @@ class RollingUpdate:
             self._enter("done", now, f"version {plan.new} has taken over")
         if self.phase == "rolling_back":
             if self.old_files_gone is not None:
-                self._back_to = {
-                    role: min(num, self._ready(fleet, plan.old, role)) for role, num in self._back_to.items()
-                }
+                self._back_to = {role: min(num, fleet.num_ready(plan.old, role)) for role, num in self._back_to.items()}
             if self._is_restored(fleet):
                 self.split = None
                 missing = [
@@ -305,105 +303,35 @@ class RollingUpdate:
         return min(max(math.ceil(wanted * percent / 100), 1), wanted)
 
     def _has_groups_of_step(self, fleet: FleetState) -> bool:
-        return all(self._ready(fleet, self.plan.new, role) >= self._num_at_step(role) for role in ROLES)
+        return all(fleet.num_ready(self.plan.new, role) >= self._num_at_step(role) for role in ROLES)
 
     def _new_serves(self, fleet: FleetState) -> bool:
-        return all(self._ready(fleet, self.plan.new, role) > 0 for role in ROLES if self.plan.wanted[role] > 0)
+        return all(fleet.num_ready(self.plan.new, role) > 0 for role in ROLES if self.plan.wanted[role] > 0)
 
     def _is_replaced(self, fleet: FleetState) -> bool:
         plan = self.plan
-        is_there = all(self._ready(fleet, plan.new, role) >= plan.wanted[role] for role in ROLES)
+        is_there = all(fleet.num_ready(plan.new, role) >= plan.wanted[role] for role in ROLES)
         return is_there and not any(member.version == plan.old for member in fleet.members)
 
     def _is_restored(self, fleet: FleetState) -> bool:
         plan = self.plan
-        is_there = all(self._ready(fleet, plan.old, role) >= self._back_to[role] for role in ROLES)
+        is_there = all(fleet.num_ready(plan.old, role) >= self._back_to[role] for role in ROLES)
         return is_there and not any(member.version == plan.new for member in fleet.members)
 
     def _changes(self, fleet: FleetState, now: float) -> Iterator[UpdateAction]:
         plan = self.plan
         for role in DECODE_FIRST:
+            to_new = GroupExchange(plan, fleet, now, role, plan.new, plan.old, plan.wanted[role])
             if self.phase == "starting":
-                if plan.wanted[role] and not self._wanted(fleet, plan.new, role):
-                    yield from self._replace(fleet, role, plan.new, plan.old, plan.wanted[role])
-                elif self._waits_for_room(fleet, plan.new, role, now):
-                    yield from self._make_room(fleet, role, plan.old, plan.wanted[role])
+                yield from to_new.begin()
             elif self.phase == "canary" and plan.options.steps:
                 num_new = self._num_at_step(role)
                 most = max(plan.wanted[role], plan.initial[role]) + plan.options.surge
-                yield from self._exchange(fleet, role, plan.new, plan.old, num_new, now, keep=max(most - num_new, 1))
+                yield from replace(to_new, target=num_new).advance(keep=max(most - num_new, 1))
             elif self.phase == "rolling":
-                yield from self._exchange(fleet, role, plan.new, plan.old, plan.wanted[role], now)
+                yield from to_new.advance()
             elif self.phase == "rolling_back":
-                yield from self._exchange(fleet, role, plan.old, plan.new, self._back_to[role], now)
-
-    def _exchange(
-        self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float, keep: int = 0
-    ) -> Iterator[UpdateAction]:
-        """Exchanges the groups of a role one at a time: one is added, then one is removed, until there are `target` of
-        the version that comes and `keep` of the other one."""
-        num_coming = self._wanted(fleet, coming, role)
-        going_now = [member for member in self._of(fleet, going) if member.role == role]
-        leaving = going_now if len(going_now) > keep else []
-        if num_coming < target:
-            yield from self._replace(fleet, role, coming, going, target)
-        if self._waits_for_room(fleet, coming, role, now):
-            yield from self._make_room(fleet, role, going, target)
-        elif leaving:
-            candidate = self._first_to_go(leaving)
-            num_ready = self._ready(fleet, coming, role) + self._ready(fleet, going, role)
-            floor = max(target, self.plan.wanted[role] if keep else 0) - self.plan.options.max_unavailable
-            is_idle = candidate.state != "ready"
-            # The last decode worker of the leaving version stays while new requests still go to that version.
-            if is_idle or (num_ready - 1 >= floor and (role != "decode" or self._ready(fleet, coming, role) > 0)):
-                yield RemoveGroup(candidate.name, f"version {coming} takes its place")
-
-    def _replace(self, fleet: FleetState, role: Role, coming: str, going: str, target: int) -> Iterator[UpdateAction]:
-        """Adds a group of the version that comes, or first makes room for it."""
-        options = self.plan.options
-        # Groups that are leaving still hold their memory.
-        num_there = sum(member.role == role and member.state != "failed" for member in fleet.members)
-        most = max(target, self.plan.initial[role]) + options.surge
-        is_full = fleet.max_members is not None and len(fleet.members) >= fleet.max_members
-        if num_there < most and not is_full:
-            yield AddGroup(role, coming, f"group {self._wanted(fleet, coming, role) + 1} of {target}")
-        elif is_full or options.surge == 0:
-            yield from self._make_room(fleet, role, going, target)
-
-    def _make_room(self, fleet: FleetState, role: Role, going: str, target: int) -> Iterator[UpdateAction]:
-        """If there is no room for new groups, one old group is removed first, provided others of its role still
-        serve."""
-        ready = [m for m in self._of(fleet, going) if m.role == role and m.state == "ready"]
-        others = [m for m in fleet.members if m.role == role and m.state == "ready" and not m.is_leaving]
-        is_leaving = any(m.role == role and m.is_leaving for m in fleet.members)
-        spare = len(others) - 1 >= max(target - max(self.plan.options.max_unavailable, 1), 0)
-        may_be_none = role == "prefill" or self.plan.options.max_unavailable > 0
-        if ready and not is_leaving and spare and (len(others) > 1 or may_be_none):
-            yield RemoveGroup(self._first_to_go(ready).name, "there is no room for a further group beside it")
-
-    def _waits_for_room(self, fleet: FleetState, version: str, role: Role, now: float) -> bool:
-        return any(
-            member.role == role and member.state == "pending" and now - member.since_s >= self.plan.options.no_room_s
-            for member in self._of(fleet, version)
-        )
-
-    @staticmethod
-    def _first_to_go(members: list[FleetMember]) -> FleetMember:
-        """A group that does not serve or, if all do, the one with the highest number, so that the first ones stay
-        longest."""
-        idle = [member for member in members if member.state != "ready"]
-        return (idle or members)[-1]
-
-    @staticmethod
-    def _of(fleet: FleetState, version: str) -> list[FleetMember]:
-        """The groups of a version that are not leaving, whether or not they serve already."""
-        return [member for member in fleet.members if member.version == version and not member.is_leaving]
-
-    def _wanted(self, fleet: FleetState, version: str, role: Role) -> int:
-        return sum(member.role == role and member.state != "failed" for member in self._of(fleet, version))
-
-    def _ready(self, fleet: FleetState, version: str, role: Role) -> int:
-        return sum(member.role == role and member.state == "ready" for member in self._of(fleet, version))
+                yield from GroupExchange(plan, fleet, now, role, plan.old, plan.new, self._back_to[role]).advance()
 
     def _begin_rolling(self, now: float, why: str, by: Author = DRIVER) -> None:
         self.split = None

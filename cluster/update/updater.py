@@ -94,13 +94,7 @@ class Updater:
         machine = self._latest.machine
         plan, fleet = machine.plan, self._fleet.state()
         ready: dict[str, dict[str, int]] = {
-            version: {
-                role: sum(
-                    (m.version, m.role, m.state, m.is_leaving) == (version, role, "ready", False) for m in fleet.members
-                )
-                for role in ROLES
-            }
-            for version in (plan.old, plan.new)
+            version: {role: fleet.num_ready(version, role) for role in ROLES} for version in (plan.old, plan.new)
         }
         return UpdateStatus(
             phase=machine.phase,

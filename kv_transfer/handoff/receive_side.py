@@ -87,7 +87,7 @@ class ReceiveSide:
         self._counters = counters
         self._emit = emit
         self._clock = clock
-        self._receivings: dict[TransferKey, _IncomingTransfer] = {}
+        self._incoming: dict[TransferKey, _IncomingTransfer] = {}
         self._sources: dict[PeerId, _Source] = {}
         self._links: dict[Link, LinkHello | None] = {}
         self._ended: OrderedDict[TransferKey, _EndedTransfer] = OrderedDict()
@@ -96,7 +96,7 @@ class ReceiveSide:
 
     @property
     def num_transfers(self) -> int:
-        return len(self._receivings)
+        return len(self._incoming)
 
     @property
     def num_links(self) -> int:
@@ -104,18 +104,18 @@ class ReceiveSide:
 
     def next_deadline(self) -> float:
         """When `tick` has to be called next."""
-        leases = min((r.handoff.deadline for r in self._receivings.values()), default=float("inf"))
+        leases = min((r.handoff.deadline for r in self._incoming.values()), default=float("inf"))
         return min((u.deadline for u in self._unclaimed.values()), default=leases)
 
     def begin(self, ticket: HandoffTicket, source: PeerId, plans: list[StreamPlan], page_ids: PageIds) -> None:
         """Gives the ticket's pages, which are to land in `page_ids`, a lease. `plans` has one for each source rank."""
         now = self._clock()
         key = ticket.key
-        if key in self._receivings:
+        if key in self._incoming:
             self._emit(ReceiveFailed(key, f"transfer {key.transfer_id} is being received already"))
             return
         handoff = ReceiveHandoff(plans, now, self._lease_s)
-        receiving = self._receivings[key] = _IncomingTransfer(key, source, handoff, page_ids)
+        receiving = self._incoming[key] = _IncomingTransfer(key, source, handoff, page_ids)
         self._sources.setdefault(source, _Source())
         actions = handoff.begin(now)
         if (ended := self._ended.get(key)) is not None:
@@ -128,13 +128,13 @@ class ReceiveSide:
 
     def fail(self, key: TransferKey, reason: str, *, is_unreachable: bool = False) -> None:
         """Ends a transfer early, once nothing touches its pages. Unknown and ended ones are ignored."""
-        receiving = self._receivings.get(key)
+        receiving = self._incoming.get(key)
         if receiving is not None:
             self._apply(receiving, receiving.handoff.fail(reason, self._clock(), is_unreachable=is_unreachable))
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
         """Fails everything that the peer has yet to send, whether or not it ever connected."""
-        for receiving in list(self._receivings.values()):
+        for receiving in list(self._incoming.values()):
             if receiving.source == peer:
                 self.fail(receiving.key, reason)
         for link, hello in list(self._links.items()):
@@ -143,7 +143,7 @@ class ReceiveSide:
 
     def end_all(self, reason: str) -> None:
         """Fails all transfers, ends all links and discards all messages that wait."""
-        for key in list(self._receivings):
+        for key in list(self._incoming):
             self.fail(key, reason)
         for link in list(self._links):
             self._drop(link, reason)
@@ -159,7 +159,7 @@ class ReceiveSide:
     def abandon(self, reason: str) -> None:
         """The last call, for what still has not ended. This thread touches no page after it, even if operations still
         count as in flight."""
-        for receiving in list(self._receivings.values()):
+        for receiving in list(self._incoming.values()):
             self._apply(receiving, [FinishTransfer(reason, 0, 0.0)])
 
     def on_link(self, link: Link) -> None:
@@ -189,7 +189,7 @@ class ReceiveSide:
     def on_arrival(self, me: PeerId, arrival: MessageArrival) -> None:
         tag = MessageTag.unpack(arrival.tag)
         key = TransferKey(me, tag.transfer_id)
-        receiving = self._receivings.get(key)
+        receiving = self._incoming.get(key)
         if receiving is not None:
             self._queue(receiving, tag, arrival)
         elif key in self._ended or self._num_unclaimed >= MAX_UNCLAIMED:
@@ -214,7 +214,7 @@ class ReceiveSide:
 
     def tick(self, now: float) -> None:
         """Ends transfers without progress for too long, and forgets messages that no transfer waits for."""
-        for receiving in list(self._receivings.values()):
+        for receiving in list(self._incoming.values()):
             if receiving.handoff.deadline <= now:
                 receiving.handoff.link_moved(self._sources[receiving.source].moved_s)
             self._apply(receiving, receiving.handoff.tick(now))
@@ -224,7 +224,7 @@ class ReceiveSide:
                 self._num_unclaimed -= len(unclaimed.arrivals)
                 for _, arrival in unclaimed.arrivals:
                     self._discard(arrival)
-        awaited = {receiving.source for receiving in self._receivings.values()}
+        awaited = {receiving.source for receiving in self._incoming.values()}
         for peer in [peer for peer, source in self._sources.items() if peer not in awaited and source.is_idle]:
             del self._sources[peer]
 
@@ -272,7 +272,7 @@ class ReceiveSide:
         self._apply(receiving, receiving.handoff.received(plan, message, error, is_whole, now))
 
     def _on_abort(self, key: TransferKey, source: PeerId, reason: str) -> None:
-        receiving = self._receivings.get(key)
+        receiving = self._incoming.get(key)
         reason = f"{source.name} gave up: {reason}"
         if receiving is None:
             self._end(key, reason)
@@ -300,7 +300,7 @@ class ReceiveSide:
                     for link in self._links_from(receiving):
                         self._drop(link, f"{receiving.source.name} has stalled", is_unreachable=True)
                 case FinishTransfer(reason, num_bytes, seconds, is_unreachable):
-                    del self._receivings[receiving.key]
+                    del self._incoming[receiving.key]
                     self._end(receiving.key, reason)
                     if reason is None:
                         self._counters.transfers_received += 1
@@ -328,7 +328,7 @@ class ReceiveSide:
         hello = self._links[link]
         affected = []
         if hello is not None:
-            affected = [r for r in self._receivings.values() if link in self._links_from(r)]
+            affected = [r for r in self._incoming.values() if link in self._links_from(r)]
         del self._links[link]
         self._channel.disconnect(link)
         for receiving in affected:

@@ -74,13 +74,13 @@ class SendSide:
         self._counters = counters
         self._emit = emit
         self._clock = clock
-        self._sendings: dict[TransferKey, _OutgoingTransfer] = {}
+        self._outgoing: dict[TransferKey, _OutgoingTransfer] = {}
         self._outbounds: dict[tuple[PeerId, TransferAddress], _Outbound] = {}
         self._by_link: dict[Link, _Outbound] = {}
 
     @property
     def num_transfers(self) -> int:
-        return len(self._sendings)
+        return len(self._outgoing)
 
     @property
     def num_links(self) -> int:
@@ -92,7 +92,7 @@ class SendSide:
 
     def next_deadline(self) -> float:
         """When `tick` has to be called next."""
-        leases = min((s.handoff.deadline for s in self._sendings.values()), default=float("inf"))
+        leases = min((s.handoff.deadline for s in self._outgoing.values()), default=float("inf"))
         return min((o.answer_by_s for o in self._outbounds.values() if not o.is_open), default=leases)
 
     def begin(
@@ -102,11 +102,11 @@ class SendSide:
         for each of these; the first `num_ready_pages` pages of the sequence can leave at once."""
         now = self._clock()
         key = ticket.key
-        if key in self._sendings:
+        if key in self._outgoing:
             self._emit(SendFailed(key, f"transfer {key.transfer_id} is being sent already"))
             return
         handoff = SendHandoff(plans, now, self._lease_s)
-        sending = self._sendings[key] = _OutgoingTransfer(key, handoff, page_ids)
+        sending = self._outgoing[key] = _OutgoingTransfer(key, handoff, page_ids)
         try:
             for plan in plans:
                 address = ticket.addresses[plan.stream.destination_rank]
@@ -121,14 +121,14 @@ class SendSide:
 
     def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
         """The first `num_pages` pages of the sequence hold this layer, and can leave."""
-        sending = self._sendings.get(key)
+        sending = self._outgoing.get(key)
         if sending is None or not sending.handoff.pages_ready(layer, num_pages, self._clock()):
             return
         self._queue(sending)
 
     def fail(self, key: TransferKey, reason: str) -> None:
         """Ends a transfer early, once nothing reads its pages. Unknown and ended ones are ignored."""
-        sending = self._sendings.get(key)
+        sending = self._outgoing.get(key)
         if sending is not None:
             self._apply(sending, sending.handoff.fail(reason, self._clock()))
 
@@ -146,7 +146,7 @@ class SendSide:
     def abandon(self, reason: str) -> None:
         """The last call, for what still has not ended. This thread touches no page after it, even if operations still
         count as in flight."""
-        for sending in list(self._sendings.values()):
+        for sending in list(self._outgoing.values()):
             self._apply(sending, [FinishTransfer(reason, 0, 0.0)])
 
     def on_record(self, link: Link, record: Record) -> None:
@@ -178,7 +178,7 @@ class SendSide:
 
     def tick(self, now: float) -> None:
         """Ends what has made no progress for too long, and links that were not answered in time."""
-        for sending in list(self._sendings.values()):
+        for sending in list(self._outgoing.values()):
             handoff = sending.handoff
             if handoff.deadline <= now:
                 for stream in sending.streams:
@@ -238,7 +238,7 @@ class SendSide:
                     for stream in sending.streams:
                         self._drop(stream.outbound, f"{sending.key.destination.name} has stalled", is_unreachable=True)
                 case FinishTransfer(reason, num_bytes, seconds, is_unreachable):
-                    del self._sendings[sending.key]
+                    del self._outgoing[sending.key]
                     if reason is None:
                         self._counters.transfers_sent += 1
                         self._counters.seconds_sending += seconds
@@ -265,7 +265,7 @@ class SendSide:
         outbound.ready.clear()
         self._channel.disconnect(outbound.link)
         now = self._clock()
-        for sending in list(self._sendings.values()):
+        for sending in list(self._outgoing.values()):
             if any(stream.outbound is outbound for stream in sending.streams):
                 self._apply(sending, sending.handoff.fail(reason, now, is_unreachable=is_unreachable))
 

@@ -18,8 +18,9 @@ from slipstream.router.text.tokenizer_files import read_json
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """What the HTTP side needs of a model's files. `max_positions` is the longest sequence that it allows; None: its
-    config.json does not say."""
+    """The text of a model, or of a version whose files differ: all of them that the HTTP side needs to make tokens of
+    messages, and answers of tokens. `max_positions` is the longest sequence that it allows; None: its config.json does
+    not say."""
 
     tokenizer: Tokenizer
     outputs: ModelOutputs

@@ -61,7 +61,7 @@ class AttemptFlow:
         self._table.leave_queue(state, now)
         self._table.totals.placements[placement.decision.reason] += 1
         state.enter("placed", now, decision=placement.decision)
-        num_predicted_cached = self._foresee(state, decode, group, now)
+        num_predicted_cached = self._expect_pages(state, decode, group, now)
         state.decode = decode
         decode.request_ids.add(request_id)
         placed = self._placer.begin(state, placement, now)
@@ -110,7 +110,7 @@ class AttemptFlow:
                 self._index.give_up(group, state, placed_s)
                 if worker.hello.keeps_states:  # other workers are expected to have these blocks since the placement
                     self._index.expect(worker, state, placed_s)  # with its time, by which `give_up` finds them
-            self._placer.stay(state, worker, message.num_cached_tokens, now)
+            self._placer.prefill_locally(state, worker, message.num_cached_tokens, now)
             self._table.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
             seq = worker.ledger.spend(Charge(tokens=state.num_tokens - message.num_cached_tokens))
@@ -248,8 +248,9 @@ class AttemptFlow:
             detail = f"{worker.name} is lost: {reason}"
             self._table.fail_attempt(state, now, "worker_lost", detail, silent=worker)
 
-    def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> int:
-        """Note in advance that the request's KV, and its conversation, will be on the workers it is placed on."""
+    def _expect_pages(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> int:
+        """Notes in advance that the request's KV, and its conversation, will be on the workers that it is placed on.
+        Returns how many of its tokens are thought to be cached where the prompt is computed."""
         num_predicted_cached = self._index.cached_tokens(group or decode, state)
         session = state.request.session
         for worker in (decode, group):

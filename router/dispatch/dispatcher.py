@@ -146,10 +146,10 @@ class Dispatcher:
             self._table.finish(state, now, reason)
         return self._settle(now)
 
-    def turn_over(self, request_id: str, tools: Sequence[str], now: float) -> list[Action]:
+    def turn_ended(self, request_id: str, tools: Sequence[str], now: float) -> list[Action]:
         """The answer of a request that came with a `Retention`, and has ended, calls these tools. Workers are told for
         how long to keep its pages. Unknown ids are ignored."""
-        for worker, message in self._retention.turn_over(request_id, tools, now):
+        for worker, message in self._retention.turn_ended(request_id, tools, now):
             self._table.send(worker, message)
         return self._take_actions()
 

@@ -73,11 +73,6 @@ class ModelDispatch:
         return not self.is_leaving or self.dispatcher.num_requests > 0
 
     @property
-    def is_cold(self) -> bool:
-        """Whether requests wait and no decode worker is connected."""
-        return self.dispatcher.num_waiting > 0 and not self.has_decode_workers
-
-    @property
     def max_model_len(self) -> int | None:
         """The longest sequence (prompt and output) that a connected decode worker takes. While none is connected, the
         longest that an expected one will take; None: not known."""

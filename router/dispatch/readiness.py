@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.router.dispatch.canary import Canary
+from slipstream.router.dispatch.readiness_probe import ReadinessProbe
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 
@@ -10,8 +10,8 @@ MAX_NAMES = 8  # of models in a sentence
 
 
 class ModelReadiness:
-    """A model is ready once its `canary` has had an answer, and while a decode worker is connected. One without wanted
-    decode workers is asleep: it counts as ready until a worker has connected, and also while the canary tries that one
+    """A model is ready once its `probe` has had an answer, and while a decode worker is connected. One without wanted
+    decode workers is asleep: it counts as ready until a worker has connected, and also while the probe tries that one
     out."""
 
     def __init__(self, service: GenerationService, model: str, expected: ExpectedWorkers) -> None:
@@ -19,7 +19,7 @@ class ModelReadiness:
         self._model = model
         self._expected = expected
         self._asleep_since: int | None = None  # how many decode workers had joined when it fell asleep
-        self.canary = Canary(service, model, self._needs_prefill_group)
+        self.probe = ReadinessProbe(service, model, self._needs_prefill_group)
 
     def expect(self, expected: ExpectedWorkers) -> None:
         """Sets how many workers are wanted."""
@@ -36,15 +36,15 @@ class ModelReadiness:
     @property
     def has_served(self) -> bool:
         """Whether a token has been generated since the router began."""
-        return self.canary.missing is None
+        return self.probe.missing is None
 
     def unready_because(self) -> str | None:
         """What is missing; None: it is ready."""
         if self.is_asleep:
             return None
         has_slept = self._asleep_since is not None
-        if self.canary.missing is not None and not has_slept:
-            return self.canary.missing
+        if self.probe.missing is not None and not has_slept:
+            return self.probe.missing
         return None if self._service.has_workers(self._model) else "no decode worker is connected"
 
     def _needs_prefill_group(self) -> bool:

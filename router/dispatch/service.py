@@ -144,12 +144,6 @@ class GenerationService:
         """How many decode workers have connected since the router began."""
         return self._models[model].num_decode_joins
 
-    @property
-    def cold_models(self) -> tuple[str, ...]:
-        """The models that have waiting requests and no decode worker. `worker_port.wait_for_change` returns when there
-        is another one."""
-        return tuple(name for name, model in self._models.items() if model.is_cold)
-
     def max_model_len_of(self, model: str) -> int | None:
         """The longest sequence (prompt and output) that a connected decode worker takes. While none is connected, the
         longest that an expected one will take; None: not known."""
@@ -201,11 +195,11 @@ class GenerationService:
         if before is not None:
             del self._mirrored[model]
             before.close()
-            self.worker_port.send_back(before.dispatch, before.version)
+            self.worker_port.reconnect(before.dispatch, before.version)
         if percent is not None:
             mirrored = self._mirrored[model] = MirroredVersion(found, version, percent, self.worker_port.perform)
             found.mirrored, found.mirrored_version = mirrored.dispatch, version
-            self.worker_port.send_back(found, version)
+            self.worker_port.reconnect(found, version)
         self.worker_port.note_change()
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
@@ -231,8 +225,6 @@ class GenerationService:
         self._receivers[request.request_id] = mirrored.observed(request, receiver) if mirrored else receiver
         self._idle.clear()
         self._perform(model, actions)
-        if not model.has_decode_workers and model.dispatcher.num_waiting == 1:
-            self.worker_port.note_change()  # a planner may start a worker at once
         return receiver
 
     def _admitting_model(self, request: GenerateRequest) -> ModelDispatch:
@@ -262,12 +254,12 @@ class GenerationService:
         if model is not None:
             self._perform(model, model.dispatcher.cancel(request_id, time.monotonic(), reason))
 
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+    def turn_ended(self, model: str, request_id: str, tools: Sequence[str]) -> None:
         """The answer of a request that came with a `Retention`, and has ended, calls these tools. Unknown ids and
         models are ignored."""
         found = self._models.get(model)
         if found is not None:
-            self._perform(found, found.dispatcher.turn_over(request_id, tools, time.monotonic()))
+            self._perform(found, found.dispatcher.turn_ended(request_id, tools, time.monotonic()))
 
     def migrate(self, request_id: str, to: str | None = None) -> None:
         """Moves a running request to another decode worker, once there is room. Unknown ids and workers are ignored."""

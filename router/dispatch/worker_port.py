@@ -173,8 +173,8 @@ class WorkerPort:
         for worker in list(model.dispatcher.registry):
             self._workers[worker.peer].protocol.abort()
 
-    def send_back(self, model: ModelDispatch, version: str) -> None:
-        """Closes the connections of the workers of a version, which connect anew and then belong elsewhere."""
+    def reconnect(self, model: ModelDispatch, version: str) -> None:
+        """Closes the connections of the workers of a version. They connect anew, and then belong elsewhere."""
         for worker in list(model.dispatcher.registry):
             if worker.version == version:
                 connection = self._remove(worker.peer)
@@ -244,7 +244,7 @@ class WorkerPort:
     def handle(self, model: ModelDispatch, hello: Hello, message: WorkerMessage, now: float) -> None:
         self.perform(model, model.dispatcher.worker_message(hello.worker, message, now))
 
-    def forget(self, connection: _Connection, reason: Exception | None) -> None:
+    def closed(self, connection: _Connection, reason: Exception | None) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
         if not self._connections:
@@ -259,7 +259,7 @@ class WorkerPort:
         self._lose(connection, text)
 
     def _remove(self, peer: PeerId) -> _Connection:
-        """The worker's connection is one no longer."""
+        """The connection is no longer that of a worker."""
         del self._peers[peer.name]
         return self._workers.pop(peer)
 
@@ -339,7 +339,7 @@ class _Connection:
 
     def _lost(self, reason: Exception | None) -> None:
         self._end_hello_timer()
-        self._port.forget(self, reason)
+        self._port.closed(self, reason)
 
     def _end_hello_timer(self) -> None:
         if self._hello_timer is not None:

@@ -56,7 +56,7 @@ class RelayService(Protocol):
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R: ...
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None: ...
     def note_refused(self, refused: RejectedRequest) -> None: ...
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
+    def turn_ended(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
 
 
 class RelayedRequest:
@@ -131,7 +131,7 @@ class FrontLink:
             case Settle():
                 self._settle(message)
             case TurnOver(model, request_id, tools):
-                self._service.turn_over(model, request_id, tools)
+                self._service.turn_ended(model, request_id, tools)
             case Refused(pickled):
                 self._service.note_refused(pickle.loads(pickled))
             case Counts(counts, num_connections):

@@ -128,7 +128,7 @@ class RemoteDispatcher:
         if not self._is_lost:
             self._send(Refused(pickle.dumps(refused)))
 
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+    def turn_ended(self, model: str, request_id: str, tools: Sequence[str]) -> None:
         """Which tools an answer calls. Nothing is kept of it if the dispatcher has ended."""
         if not self._is_lost:
             self._send(TurnOver(model, request_id, tuple(tools)))

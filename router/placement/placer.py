@@ -162,8 +162,8 @@ class Placer:
             return None
         return self._cached_prefix(found.decision, state, decode, num_cached_tokens)
 
-    def stay(self, state: RequestState, decode: WorkerState, num_cached_tokens: int, now: float) -> None:
-        """The prompt is computed on the decode worker after all."""
+    def prefill_locally(self, state: RequestState, decode: WorkerState, num_cached_tokens: int, now: float) -> None:
+        """The prompt is computed on the decode worker after all, in the pages reserved there."""
         placed = self._placed.of(state)
         placed.prefill_withdrawn()
         placed.num_predicted_cached = None  # the prediction was for the prefill group

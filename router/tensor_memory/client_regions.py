@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,10 +56,9 @@ class ClientRegion:
 
 class ClientRegions:
     """What clients have registered with the system shared memory extension, until they unregister it. A region that
-    is unregistered while requests use it stays mapped until they have ended. `on_change` is called after changes."""
+    is unregistered while requests use it stays mapped until they have ended."""
 
     def __init__(self, folder: Path = SHM) -> None:
-        self.on_change: Callable[[], None] = lambda: None
         self._folder = folder
         self._regions: dict[str, ClientRegion] = {}
 
@@ -72,7 +71,6 @@ class ClientRegions:
         if byte_size < 1 or offset + byte_size > len(file.view):
             raise InferError(f"failed to register shared memory region '{name}': invalid args")
         self._regions[name] = ClientRegion(name, key, offset, byte_size, file)
-        self.on_change()
 
     def unregister(self, name: str = "") -> None:
         """One region, or all; one that is not registered is none."""
@@ -80,7 +78,6 @@ class ClientRegions:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
-        self.on_change()
 
     def status(self, name: str = "") -> Sequence[ClientRegion]:
         """One region, or all in the order of their names. Raises NOT_FOUND."""

@@ -14,7 +14,6 @@ from typing import Literal
 
 InstanceKind = Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 ControlKind = Literal["START", "READY", "END", "CORRID"]
-NO_VERSION = ""
 
 
 @dataclass(frozen=True, slots=True)

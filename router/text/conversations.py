@@ -110,6 +110,17 @@ class ResumedPrompt(NamedTuple):
     kept_chars: int
 
 
+class Rendering(NamedTuple):
+    """What a template has written from where it was resumed. `point` is its latest checkpoint, `end` characters from
+    the beginning. `counts` are the control tokens of the whole prompt, `settled` those up to the checkpoint."""
+
+    text: str
+    point: Checkpoint | None
+    end: int
+    counts: Counter[str]
+    settled: FoundTokens
+
+
 class Conversations:
     """Those of one tokenizer. `identity` stands for it in the memory's keys."""
 
@@ -193,51 +204,32 @@ class Conversations:
         if control.disguise(looked_at, has_pieces) is not None:
             raise ControlTokensFoundError("control tokens in messages have to be disguised")
         run = self._run(of.messages, of.variables, of.tools, None if known is None else known.plain)
-        begin = 0 if known is None else 1  # what precedes the loop was written before, too
-        parts = run.parts[begin:]
-        rest = "".join(parts)
-        point, num_parts = run.latest or (None, 0)
-        end = sum(map(len, parts[: max(num_parts - begin, 0)]))
-        found = NOTHING_FOUND if known is None else known.found
-        counts, settled = found.and_in(rest, control.pattern, control.longest, end)
-        broken_point, settled_broken = None, NOTHING_FOUND
+        plain = self._read(run, None if known is None else known.found)
+        broken = None
         if has_pieces:
             if known is not None and known.broken is None:
                 raise NotResumableError("there were no pieces of control tokens before")
             broken_run = self._run_broken(of, besides, known)
-            broken_parts = broken_run.parts[begin:]
-            found_broken = NOTHING_FOUND if known is None else known.found_broken
-            broken_point, num_parts = broken_run.latest or (None, 0)
-            counts_broken, settled_broken = found_broken.and_in(
-                "".join(broken_parts),
-                control.pattern,
-                control.longest,
-                sum(map(len, broken_parts[: max(num_parts - begin, 0)])),
-            )
-            if counts - counts_broken:
+            broken = self._read(broken_run, None if known is None else known.found_broken)
+            if plain.counts - broken.counts:
                 raise ControlTokensFoundError("the prompt is to be refused")
-        before = 0 if known is None else known.num_chars
-        ids, tail = memoryview(b""), ""
+        before, ids, tail = 0, memoryview(b""), ""
         if known is not None:
-            ids, tail = memoryview(known.packed_ids)[: known.num_id_bytes], known.tail
-        kept = None
-        if point is not None and (not has_pieces or broken_point is not None) and len(of.forms) >= point.depth:
-            depth = max(point.depth, broken_point.depth if broken_point is not None else 0)
-            if depth <= len(of.forms):
-                kept = Known(
-                    forms=of.forms[:depth],
-                    besides=of.besides,
-                    plain=point,
-                    found=settled,
-                    has_pieces=has_pieces,
-                    broken=broken_point,
-                    found_broken=settled_broken,
-                    num_chars=before + end,
-                    packed_ids=b"",
-                    num_id_bytes=len(ids),
-                    tail="",
-                )
-        return ResumedPrompt(before + len(rest), ids, tail + rest, kept, len(tail) + end)
+            before, tail = known.num_chars, known.tail
+            ids = memoryview(known.packed_ids)[: known.num_id_bytes]
+        kept = _to_keep(of, plain, broken, before + plain.end, len(ids))
+        return ResumedPrompt(before + len(plain.text), ids, tail + plain.text, kept, len(tail) + plain.end)
+
+    def _read(self, run: LoopRun, found: FoundTokens | None) -> Rendering:
+        """What a run has written. `found` in what was written before it; None: it began at the first message."""
+        begin = 0 if found is None else 1  # what precedes the loop was written before, too
+        parts = run.parts[begin:]
+        text = "".join(parts)
+        point, num_parts = run.latest or (None, 0)
+        end = sum(map(len, parts[: max(num_parts - begin, 0)]))
+        found = NOTHING_FOUND if found is None else found
+        counts, settled = found.and_in(text, self._control.pattern, self._control.longest, end)
+        return Rendering(text, point, end, counts, settled)
 
     def _run(
         self,
@@ -284,6 +276,32 @@ class Conversations:
         broken = self._control.composed.broken(besides)
         self._memory.put(key, (of.besides, broken), BROKEN_SIZE * getsizeof(of.besides))
         return broken
+
+
+def _to_keep(
+    of: Conversation, plain: Rendering, broken: Rendering | None, num_chars: int, num_id_bytes: int
+) -> Known | None:
+    """What to remember of a rendering, and of that with the pieces broken up if there are pieces; None if one of them
+    has no checkpoint within the conversation."""
+    broken_point = None if broken is None else broken.point
+    if plain.point is None or (broken is not None and broken_point is None):
+        return None
+    depth = max(plain.point.depth, broken_point.depth if broken_point is not None else 0)
+    if depth > len(of.forms):
+        return None
+    return Known(
+        forms=of.forms[:depth],
+        besides=of.besides,
+        plain=plain.point,
+        found=plain.settled,
+        has_pieces=broken is not None,
+        broken=broken_point,
+        found_broken=NOTHING_FOUND if broken is None else broken.settled,
+        num_chars=num_chars,
+        packed_ids=b"",
+        num_id_bytes=num_id_bytes,
+        tail="",
+    )
 
 
 def form_of(message: Message) -> Form:

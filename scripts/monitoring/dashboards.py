@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from scripts.monitoring.panels import Dashboard, Panel, Variable, panel, stat
 
 MODEL = Variable("model", "slipstream:workers", "model_name")
@@ -26,6 +28,20 @@ def total(metric: str, matchers: str, *by: str) -> str:
     return f"sum by ({', '.join(by)}) ({metric}{{{matchers}}})"
 
 
+def of_models(
+    title: str, unit: str, by: Callable[..., str], *shown: tuple[str, str], red_above: float | None = None
+) -> Panel:
+    """A line for each model and each metric in `shown`; `by` is `rate` or `total`. A metric has a name in the legend,
+    which may be empty."""
+    queries = [(by(metric, M, "model_name"), f"{{{{model_name}}}} {name}".rstrip()) for metric, name in shown]
+    return panel(title, unit, *queries, red_above=red_above)
+
+
+def ratio(title: str, unit: str, of: str, to: str) -> Panel:
+    """How fast one counter of a model grows for each step of another."""
+    return panel(title, unit, (f"{rate(of, M, 'model_name')} / {rate(to, M, 'model_name')}", "{{model_name}}"))
+
+
 def quantiles(title: str, metric: str) -> Panel:
     buckets = rate(f"{metric}_bucket", M, "model_name", "le")
     shown = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
@@ -39,31 +55,26 @@ def of_gpus(title: str, unit: str, what: str) -> Panel:
 
 TTFT = quantiles("Time to first token", "vllm:time_to_first_token_seconds")
 ITL = quantiles("Between tokens", "vllm:inter_token_latency_seconds")
-TOKENS = panel(
-    "Tokens",
-    "short",
-    (rate("vllm:prompt_tokens_total", M, "model_name"), "{{model_name}} prompt"),
-    (rate("vllm:generation_tokens_total", M, "model_name"), "{{model_name}} output"),
+TOKENS = of_models(
+    "Tokens", "short", rate, ("vllm:prompt_tokens_total", "prompt"), ("vllm:generation_tokens_total", "output")
 )
 ENDS = panel(
     "Requests by end",
     "reqps",
     (rate("vllm:request_success_total", M, "model_name", "finished_reason"), "{{model_name}} {{finished_reason}}"),
 )
-LOAD = panel(
+LOAD = of_models(
     "Running and waiting",
     "short",
-    (total("vllm:num_requests_running", M, "model_name"), "{{model_name}} running"),
-    (total("vllm:num_requests_waiting", M, "model_name"), "{{model_name}} waiting"),
+    total,
+    ("vllm:num_requests_running", "running"),
+    ("vllm:num_requests_waiting", "waiting"),
 )
-HIT_RATE = panel(
+HIT_RATE = ratio(
     "Prompt tokens found in prefix caches",
     "percentunit",
-    (
-        f"{rate('vllm:prefix_cache_hits_total', M, 'model_name')}"
-        f" / {rate('vllm:prefix_cache_queries_total', M, 'model_name')}",
-        "{{model_name}}",
-    ),
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
 )
 USAGE = panel("KV pages in use", "percentunit", (f"vllm:kv_cache_usage_perc{{{M}}}", "{{model_name}}"), red_above=0.95)
 OVERVIEW = Dashboard(
@@ -172,18 +183,13 @@ TRANSFERS = Dashboard(
     "transfers",
     (MODEL,),
     (
-        panel("Hand-offs", "ops", (rate("slipstream:transfers_total", M, "model_name"), "{{model_name}}")),
-        panel(
-            "KV bytes handed off", "Bps", (rate("slipstream:transfer_bytes_total", M, "model_name"), "{{model_name}}")
-        ),
-        panel(
+        of_models("Hand-offs", "ops", rate, ("slipstream:transfers_total", "")),
+        of_models("KV bytes handed off", "Bps", rate, ("slipstream:transfer_bytes_total", "")),
+        ratio(
             "Bandwidth of one hand-off",
             "Bps",
-            (
-                f"{rate('slipstream:transfer_bytes_total', M, 'model_name')}"
-                f" / {rate('slipstream:transfer_seconds_total', M, 'model_name')}",
-                "{{model_name}}",
-            ),
+            "slipstream:transfer_bytes_total",
+            "slipstream:transfer_seconds_total",
         ),
         panel(
             "Failures",
@@ -191,14 +197,10 @@ TRANSFERS = Dashboard(
             (rate("slipstream:worker_events_total", f"{M},{FAILED}", "worker", "event"), "{{worker}} {{event}}"),
         ),
         panel("Hand-offs under way", "short", (total("slipstream:worker_leases", M, "worker"), "{{worker}}")),
-        panel(
-            "Closed links", "short", (total("slipstream:closed_links", M, "model_name"), "{{model_name}}"), red_above=1
-        ),
+        of_models("Closed links", "short", total, ("slipstream:closed_links", ""), red_above=1),
         panel("Running requests moved", "ops", (rate("slipstream:migrations_total", M, "result"), "{{result}}")),
         quantiles("Pauses of moves", "slipstream:migration_pause_seconds"),
-        panel(
-            "Moves for faster answers", "ops", (rate("slipstream:rebalanced_total", M, "model_name"), "{{model_name}}")
-        ),
+        of_models("Moves for faster answers", "ops", rate, ("slipstream:rebalanced_total", "")),
     ),
 )
 PLANNER = Dashboard(

@@ -367,7 +367,7 @@ def test_metrics_and_status_tell_of_requests_and_workers() -> None:
                 f'vllm:num_requests_running{{model_name="{MODEL}"}} 0.0',
                 'slipstream:workers{model_name="demo",role="decode"} 1.0',
                 'slipstream:workers{model_name="demo",role="prefill"} 1.0',
-                'slipstream:placements_total{model_name="demo",reason="long_prompt"} 2.0',  # the canary's and ours
+                'slipstream:placements_total{model_name="demo",reason="long_prompt"} 2.0',  # the probe's and ours
                 'slipstream:transfers_total{model_name="demo"} 2.0',
                 'slipstream:transfer_bytes_total{model_name="demo"} 2048.0',
                 'slipstream:worker_pages{model_name="demo",role="decode",state="cached",worker="decode-0"} 10.0',

@@ -48,7 +48,7 @@ class BatchBuilder:
         # The latest plan of a plainly greedy decode step, which is reused for the next one of the same shape.
         self._plan = StepPlan(self._decode_arrays(0, 0), greedy=True)
 
-    def compose(self, step: ScheduledStep) -> tuple[StepPlan, list[SamplingRow]]:
+    def build(self, step: ScheduledStep) -> tuple[StepPlan, list[SamplingRow]]:
         """`step` has at least one token. There are no sampling rows where the plan is greedy."""
         plan, rows = self._compose(step)
         return (replace(plan, state_copies=step.state_copies) if step.state_copies else plan), rows

@@ -43,27 +43,7 @@ class InputProcessor:
         params = request.sampling
         prompt = _token_ids("prompt_ids", request.prompt_ids, self.limits.vocab_size)
         resumed = _token_ids("output_ids", request.output_ids, self.limits.vocab_size)
-        num_tokens = len(prompt) + len(resumed)
-        if len(prompt) == 0:
-            raise EngineRequestError("prompt_ids", "is empty")
-        if num_tokens >= self.limits.max_model_len:
-            raise EngineRequestError(
-                "prompt_ids",
-                f"{num_tokens} tokens leave no room for output: max_model_len is {self.limits.max_model_len}",
-            )
-        if resumed.size and len(resumed) >= params.max_tokens:
-            raise EngineRequestError("max_tokens", f"{params.max_tokens} with {len(resumed)} tokens generated already")
-        if params.max_tokens < 0:
-            raise EngineRequestError("max_tokens", f"must be at least 0, got {params.max_tokens}")
-        if params.prompt_logprobs is not None and params.prompt_logprobs < 0:
-            raise EngineRequestError("prompt_logprobs", f"must be at least 0, got {params.prompt_logprobs}")
-        if request.num_scored < 0:
-            raise EngineRequestError("num_scored", f"must be at least 0, got {request.num_scored}")
-        for token_id, _ in params.logit_bias:
-            if not 0 <= token_id < self.limits.vocab_size:
-                raise EngineRequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
-        if params.grammar is not None and self._grammars is None:
-            raise EngineRequestError("grammar", "is not served by this engine")
+        self._check(request, len(prompt), len(resumed))
         tokens = array("i", request.prompt_ids)
         tokens.frombytes(request.output_ids)
         # A grammar determines where the output ends; that of phases does so only where it has begun.
@@ -89,6 +69,30 @@ class InputProcessor:
             num_scored=request.num_scored,
             num_to_score=len(prompt) - 1 if params.prompt_logprobs is not None else 0,
         )
+
+    def _check(self, request: EngineRequest, num_prompt: int, num_resumed: int) -> None:
+        """Raises EngineRequestError if this engine could never run the request."""
+        params, num_tokens = request.sampling, num_prompt + num_resumed
+        if num_prompt == 0:
+            raise EngineRequestError("prompt_ids", "is empty")
+        if num_tokens >= self.limits.max_model_len:
+            raise EngineRequestError(
+                "prompt_ids",
+                f"{num_tokens} tokens leave no room for output: max_model_len is {self.limits.max_model_len}",
+            )
+        if num_resumed and num_resumed >= params.max_tokens:
+            raise EngineRequestError("max_tokens", f"{params.max_tokens} with {num_resumed} tokens generated already")
+        if params.max_tokens < 0:
+            raise EngineRequestError("max_tokens", f"must be at least 0, got {params.max_tokens}")
+        if params.prompt_logprobs is not None and params.prompt_logprobs < 0:
+            raise EngineRequestError("prompt_logprobs", f"must be at least 0, got {params.prompt_logprobs}")
+        if request.num_scored < 0:
+            raise EngineRequestError("num_scored", f"must be at least 0, got {request.num_scored}")
+        for token_id, _ in params.logit_bias:
+            if not 0 <= token_id < self.limits.vocab_size:
+                raise EngineRequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
+        if params.grammar is not None and self._grammars is None:
+            raise EngineRequestError("grammar", "is not served by this engine")
 
     def _grammar(self, params: SamplingParams, tokens: array[int], num_prompt: int) -> SequenceGrammar | None:
         if params.grammar is None or self._grammars is None:

@@ -63,7 +63,7 @@ class NativeEngine:
         self._input_processor = InputProcessor(limits, grammars, processors)
         self._scheduler = Scheduler(limits)
         self.migrations = NativeMigrations(limits, self._scheduler)
-        self._composer = BatchBuilder(limits)
+        self._batch_builder = BatchBuilder(limits)
         self._last_step = ScheduledStep([])
         self._steps = StepCounts()
         self._num_sampled_tokens = 0
@@ -73,7 +73,7 @@ class NativeEngine:
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
         self._scheduler.change_limits(limits)
-        self._composer = BatchBuilder(limits)
+        self._batch_builder = BatchBuilder(limits)
         self.limits = self._input_processor.limits = limits
 
     def add(self, request: EngineRequest) -> None:
@@ -190,7 +190,7 @@ class NativeEngine:
         step = self._last_step = self._scheduler.schedule()
         if not step:
             return []
-        plan, rows = self._composer.compose(step)
+        plan, rows = self._batch_builder.build(step)
         sampled = self._executor.execute(plan, rows)
         return self._postprocess(step, sampled)
 

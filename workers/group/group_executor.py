@@ -82,7 +82,7 @@ def leave_process_group() -> None:
     dist.destroy_process_group()
 
 
-class MeetingPoint:
+class GroupRendezvous:
     """The two ports at which the other ranks find rank 0. They are bound from the start, so no other process can take
     them."""
 

@@ -78,9 +78,7 @@ def mock_worker_command(
     times in seconds: step_s, decode_token_s, prefill_token_s, context_token_s, transfer_s, transfer_page_s,
     start_lease_s.
     """
-    host, _, port = router.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise click.UsageError(f"--router: expected HOST:PORT, got {router!r}")
+    host, port = _address(router)
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise click.UsageError(f"the secret of the workers is expected in {TOKEN_VARIABLE}, which is empty")
@@ -91,10 +89,14 @@ def mock_worker_command(
     except ValueError as error:
         raise click.UsageError(str(error).replace("_file", "-file")) from error
     configs = [
-        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile, model_version, policy, tls)
+        MockConfig(f"{name}-{one}-{number}", one, model, host, port, token, profile, model_version, policy, tls)
         for one in ROLES[role]
         for number in range(count)
     ]
+    _run(configs)
+
+
+def _run(configs: list[MockConfig]) -> None:
     log_to_stderr("mock-worker")
     reason: BaseException | None = None
     try:
@@ -104,6 +106,13 @@ def mock_worker_command(
     if reason is not None:  # an exit within `except*` would be shown with a traceback
         print(f"error: {reason}", file=sys.stderr)
         sys.exit(1)
+
+
+def _address(router: str) -> tuple[str, int]:
+    host, _, port = router.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.UsageError(f"--router: expected HOST:PORT, got {router!r}")
+    return host, int(port)
 
 
 def _profile(path: Path | None, settings: tuple[str, ...]) -> MockProfile:

@@ -210,7 +210,7 @@ class _Serving:
         now_s = time.monotonic()
         out, self._out = self._out, []
         out += self.worker.advance(now_s)
-        out += self.worker.news(now_s)
+        out += self.worker.reports(now_s)
         if out:
             self._connection.send_batch(out)
         if self.worker.protocol.is_finished and not self.over.done():
@@ -222,7 +222,7 @@ class _Serving:
         self._take_turn()
 
     def _set_timer(self) -> None:
-        waiting = (self.worker.next_deadline_s(), self.worker.protocol.next_news_s())
+        waiting = (self.worker.next_deadline_s(), self.worker.protocol.next_report_s())
         due_s = min((at_s for at_s in waiting if at_s is not None), default=None)
         wait_s = due_s - time.monotonic() if due_s is not None else None
         if wait_s is not None and wait_s <= 0:

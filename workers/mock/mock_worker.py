@@ -68,10 +68,10 @@ class MockWorker:
             return timer_s if step_ends_s is None else step_ends_s
         return min(timer_s, step_ends_s)
 
-    def news(self, now_s: float) -> list[WorkerMessage]:
+    def reports(self, now_s: float) -> list[WorkerMessage]:
         """What is to be reported after a call of `handle` or `advance`."""
         step_times = self._steps.due(now_s, self.engine.batch.step_ends_s is None)
-        return [*([step_times] if step_times is not None else []), *self.protocol.news(now_s)]
+        return [*([step_times] if step_times is not None else []), *self.protocol.reports(now_s)]
 
     def _end_transfers(self, said: Sequence[WorkerMessage]) -> list[WorkerMessage]:
         """What a call has said, and what follows from the transfers that it has ended."""

@@ -182,8 +182,8 @@ class DecodeRole:
 
     def _already_here(self, key: AttemptKey) -> str:
         """Why the attempt cannot begin: it has begun before. "" if it has not."""
-        books = (self._landings, self._landed, self._copied, self._running)
-        return "this attempt is already here" if any(key in book for book in books) else ""
+        stages = (self._landings, self._landed, self._copied, self._running)
+        return "this attempt is already here" if any(key in stage for stage in stages) else ""
 
     def _expect(
         self, key: AttemptKey, reservation: Reservation | None, source: PeerId, source_tp: int, is_copy: bool = False

@@ -8,8 +8,8 @@
                          Engine, PageTransfers  (native, mock, ...)
 
 There are no sockets, threads or clocks in it. A driver hands it the messages and the ends of transfers as they come,
-and the output of each step (`role.sampled`). After that it sends what all these calls have returned, and then `news`.
-Times are seconds of any monotonic clock.
+and the output of each step (`role.sampled`). Then it sends what all these calls have returned, and after that
+`reports`. Times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class WorkerProtocol:
             return due_s
         return self._drained_by_s if due_s is None else min(due_s, self._drained_by_s)
 
-    def news(self, now_s: float) -> list[WorkerMessage]:
+    def reports(self, now_s: float) -> list[WorkerMessage]:
         """What is to be reported after a step, or after messages if there is none: credits, changes of the prefix
         cache, pages held and statistics."""
         self.engine.prefix_cache.order.advance(now_s)
@@ -177,8 +177,8 @@ class WorkerProtocol:
             out.append(stats)
         return out
 
-    def next_news_s(self) -> float | None:
-        """When `news` will next have something by itself."""
+    def next_report_s(self) -> float | None:
+        """When `reports` will next have something by itself."""
         first = self.stats.next_due_s() if self.stats is not None else None
         for due_s in (self.blocks.next_due_s(), self.pages.next_due_s()):
             if due_s is not None and (first is None or due_s < first):

@@ -1,4 +1,5 @@
-"""What a start on this machine would refuse, beside what is wrong with the configuration itself."""
+"""What a start on this machine would refuse, beside what is wrong with the configuration itself: sentences of which
+most begin with the key. With an existing Ray cluster only its own machines know."""
 
 from __future__ import annotations
 
@@ -19,13 +20,6 @@ from slipstream.router.extensions.loading import find_extension
 GPU_DEVICE = re.compile(r"nvidia\d+")
 
 
-def refusals_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/dev")) -> Iterator[str]:
-    """Why this machine cannot serve the configuration now, in sentences of which most begin with the key. With an
-    existing Ray cluster only its own machines know. `devices` is where the device files are."""
-    yield from taken_addresses(config)
-    yield from lacks_here(config, machine, devices)
-
-
 def taken_addresses(config: ClusterConfig) -> Iterator[str]:
     """Where this machine cannot listen now."""
     if ray_address(config.ray) is not None:
@@ -36,7 +30,7 @@ def taken_addresses(config: ClusterConfig) -> Iterator[str]:
 
 
 def lacks_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/dev")) -> Iterator[str]:
-    """What this machine has too little of, or not at all."""
+    """What this machine has too little of, or not at all. `devices` is where the device files are."""
     if ray_address(config.ray) is not None:
         return
     yield from missing_extensions(config)

@@ -17,8 +17,8 @@ from slipstream.cluster.in_process.running.server_log import logging_as
 from slipstream.cluster.models.repository_pools import RepositoryPools
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.process.background_task import cancel_and_wait
 from slipstream.router.router import Router
-from slipstream.router.router_models import cancel_and_wait
 from slipstream.router.tensor_models import TensorModels
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.instances.instance_host import InstanceHost

@@ -2,8 +2,9 @@
 
 The load is in instances: how many would execute all the time if there were enough of them. It is what comes (what was
 executed, and what the queue has grown by) times the seconds of an instance that a request takes. Where a queue has
-grown, there are as many as would empty it within `CLEAR_S` as well; meanwhile all may be busy, so the room that the
-target leaves is for what comes, and helps to empty the queue. Waits are those of M/M/k.
+grown, there are as many as would empty it within `CLEAR_S` as well, or within what a start takes if that is longer: an
+instance more would come when there is nothing left for it. Meanwhile all may be busy, so the room that the target
+leaves is for what comes, and helps to empty the queue. Waits are those of M/M/k.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class InstanceLoad:
     num_waiting: int
 
     @classmethod
-    def between(cls, before: TensorSignals, now: TensorSignals) -> InstanceLoad | None:
-        """None: no time has passed, or another router has counted from zero."""
+    def between(cls, before: TensorSignals, now: TensorSignals, start_s: float = 0.0) -> InstanceLoad | None:
+        """None: no time has passed, or another router has counted from zero. An instance takes `start_s` to start."""
         span_s, busy_s = now.at_s - before.at_s, now.busy_s - before.busy_s
         num = now.num_executed - before.num_executed
         if span_s <= 0.0 or busy_s < 0.0 or num < 0:
@@ -49,8 +50,8 @@ class InstanceLoad:
         if is_saturated and not num:  # each takes longer than the span: how many there could be is not known
             steady = offered = busy + 1.0
         elif is_saturated:
-            steady = max(busy, per_s * request_s)
-            offered = steady + now.num_waiting * request_s / CLEAR_S
+            steady = per_s * request_s  # fewer than are busy, while the queue gets shorter
+            offered = steady + now.num_waiting * request_s / max(CLEAR_S, start_s)
         else:
             steady = offered = busy
         queue_s = (now.queue_s - before.queue_s) / num if num else None

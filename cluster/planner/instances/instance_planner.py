@@ -51,7 +51,8 @@ class InstancePlanner:
         self._signals = signals
         self._history.see(self._fleet, now)
         steady = before is not None and not before.is_changing and not signals.is_changing
-        self.load = InstanceLoad.between(before, signals) if before is not None and steady else None
+        start_s = self._history.start_s
+        self.load = InstanceLoad.between(before, signals, start_s) if before is not None and steady else None
         self._num_late = self._num_late + 1 if self.load is not None and self.needed > signals.count else 0
         if self.load is None or self.enough >= signals.count:
             self._all_needed_s = now

@@ -19,7 +19,7 @@ TREND_S = 120.0  # over which its slope is
 MIN_POINTS, MAX_POINTS = 4, 240
 MAX_GROWTH = 1.5  # of the level, by its trend
 MIN_ARRIVALS = 8  # fewer say nothing about a mix
-RECOVER_S = 30.0  # in which what has piled up is to be served
+RECOVER_S = 30.0  # in which what has piled up is to be served, or longer where a change takes longer
 MAX_BURSTINESS = 6.0
 SIGMAS = 3.0  # of the counts in a window: further from the level is no chance
 SIGMAS_OF_FEW = 4.0  # the same of a mean, where so few say how much lengths vary
@@ -81,7 +81,9 @@ class DemandWatch:
         return self._trend
 
 
-def demand_of(signals: Signals, per_s: float, backlog: float = 0.0, least_osl: float = 0.0) -> Demand | None:
+def demand_of(
+    signals: Signals, per_s: float, backlog: float = 0.0, least_osl: float = 0.0, lead_s: float = 0.0
+) -> Demand | None:
     """`per_s` requests a second of the mix that came lately, and `backlog` more that are to be served soon. Answers are
     of at least `least_osl` tokens. None while nothing has come at all."""
     window = mix_window(signals)
@@ -93,7 +95,7 @@ def demand_of(signals: Signals, per_s: float, backlog: float = 0.0, least_osl: f
         if one.num_arrivals
     )
     return Demand(
-        per_s + backlog / RECOVER_S,
+        per_s + backlog / max(RECOVER_S, lead_s),
         window.isl.points,
         max(answer_tokens(signals), least_osl),
         levels,

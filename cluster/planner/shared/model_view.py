@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import CHANGING, FleetState
 from slipstream.cluster.planner.decision_context import DecisionContext
 from slipstream.cluster.planner.model.running_answers import URGENT
+from slipstream.cluster.planner.pending_starts import PendingStarts
 from slipstream.cluster.planner.pool_growth import ROOM
 from slipstream.cluster.planner.pool_options import Pools, leaver
 from slipstream.cluster.planner.shared.model_share import ModelShare
@@ -31,15 +31,15 @@ class ModelView:
         config: PlannerConfig,
         signals: Signals,
         fleet: FleetState,
-        known: Container[str],
+        starts: PendingStarts,
         now: float,
     ) -> None:
-        """`known` are the workers that have served before, this model or another one."""
+        """`starts` are those of all models: workers that have served one come to another in seconds."""
         self.share, self.planner, self.signals, self.now = share, planner, signals, now
         self._config = config
         self.whole_fleet = fleet
-        self.fleet = without_starting(fleet, known)
-        self.num_coming = fleet.num_prefill + fleet.num_decode - self.fleet.num_prefill - self.fleet.num_decode
+        self.fleet = without_starting(fleet, starts)
+        self._coming = starts.coming(fleet.members, now, planner.history.start_bound_s)
         self.context: DecisionContext = planner.look(signals, self.fleet, now)
         self.context.grow_s = planner.swap_s
         self.forecast = planner.forecast(self.context)
@@ -57,9 +57,20 @@ class ModelView:
         return self.context.pools.total
 
     @property
+    def num_coming(self) -> int:
+        """Workers that start for the first time."""
+        return len(self._coming)
+
+    @property
     def is_waking(self) -> bool:
         """Requests wait, and no decode worker is there or on its way."""
-        return self.whole_fleet.num_decode == 0 and self.signals.num_waiting > 0
+        has_decode = self.fleet.num_decode > 0 or any(one.role == "decode" for one in self._coming)
+        return not has_decode and self.signals.num_waiting > 0
+
+    @property
+    def may_start(self) -> bool:
+        """What is seen is of the workers that have been started, and no start has failed lately."""
+        return self.planner.history.may_add(self.now) and not self.planner.is_settling(self.now)
 
     @property
     def is_idle(self) -> bool:
@@ -213,10 +224,10 @@ class ModelView:
         return None if name is None else (name, role)
 
 
-def without_starting(fleet: FleetState, known: Container[str]) -> FleetState:
+def without_starting(fleet: FleetState, starts: PendingStarts) -> FleetState:
     """Without the workers that start for the first time: that takes a minute, in which roles and models of the others
     can change many times. How many there may be is decided by the budget, so no number is the most."""
-    members = tuple(one for one in fleet.members if one.name in known)
+    members = tuple(one for one in fleet.members if starts.has_served(one.name))
     staying = [one for one in members if not one.is_leaving]
     return FleetState(
         members,

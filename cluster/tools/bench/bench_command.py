@@ -159,15 +159,7 @@ def run_bench(options: dict[str, Any]) -> int:
     slos = Slos.parse([*options["slos"], *(word for word in options["where"] if is_slo(word))])
     if len(places) > 1 or bool(places) == (options["name"] is not None):
         raise click.UsageError("give one URL, or --name CLUSTER")
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise click.UsageError(f"--{name.replace('_', '-')}: a finite number was expected, got {value}")
-    if options["concurrency"] and options["request_rate"] and "," in options["concurrency"]:
-        raise click.UsageError("with --request-rate, --concurrency is a limit, one number")
-    if options["profile_file"] is not None and len(options["models"]) > 1:
-        raise click.UsageError("--profile: a profile is of one model, give --model once")
-    if options["workload"] and options["input_file"]:
-        raise click.UsageError("give --workload or --input, not both")
+    check_options(options)
     cluster = running_cluster(options["name"]) if options["name"] is not None else None
     target = with_options(cluster.target if cluster is not None else Target.of_url(places[0]), options)
     model_dir = options["tokenizer"] or (cluster.model_dir if cluster is not None else None)
@@ -206,6 +198,19 @@ def run_bench(options: dict[str, Any]) -> int:
     if any(run.broke_off for run in runs):
         return 1
     return 0 if any(answer.is_good for run in runs for answer in run.answers) else 1
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raises UsageError for a value that is no number, and for options that exclude each other."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise click.UsageError(f"--{name.replace('_', '-')}: a finite number was expected, got {value}")
+    if options["concurrency"] and options["request_rate"] and "," in options["concurrency"]:
+        raise click.UsageError("with --request-rate, --concurrency is a limit, one number")
+    if options["profile_file"] is not None and len(options["models"]) > 1:
+        raise click.UsageError("--profile: a profile is of one model, give --model once")
+    if options["workload"] and options["input_file"]:
+        raise click.UsageError("give --workload or --input, not both")
 
 
 def not_begun() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +10,9 @@ from typing import Any
 from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.load.answer_slos import Slos
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
-from slipstream.cluster.tools.bench.load.measures import STATISTICS, Measures
+from slipstream.cluster.tools.bench.load.measures import FORMAT, Measures
+from slipstream.cluster.tools.bench.load.measures_csv import csv_of
 from slipstream.cluster.tools.report.table import Table
-
-FORMAT = "slipstream-bench/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +44,7 @@ class Outcome:
         }
 
     def csv(self) -> str:
-        """The results as CSV, with a row for each level and metric."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["level", "metric", "unit", *STATISTICS])
-        for level in self.levels:
-            for metric in level.metrics.values():
-                values = [metric.values.get(statistic, "") for statistic in STATISTICS]
-                writer.writerow([level.level.name, metric.name, metric.unit, *values])
-        return text.getvalue()
+        return csv_of(self.levels)
 
     def records(self) -> Iterator[str]:
         """One line of JSON for each request; times are in seconds from the beginning of its level."""

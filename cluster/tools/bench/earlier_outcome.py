@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.cluster.tools.bench.bench_outcome import FORMAT
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
-from slipstream.cluster.tools.bench.load.measures import Measures
+from slipstream.cluster.tools.bench.load.measures import FORMAT, Measures
 from slipstream.cluster.tools.report.table import Cell, Table
 
 COMPARED = (

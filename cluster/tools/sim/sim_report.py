@@ -35,6 +35,19 @@ SAMPLED: tuple[tuple[str, str, Callable[[Sample], float]], ...] = (
 
 def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, results: Sequence[RunResult]) -> Report:
     """At least one result."""
+    parts: list[Table | Plot] = [_table(results), _ends(results), *_plots(config, results)]
+    if any(result.decisions for result in results):
+        parts.append(_workers_over_time(results[:MAX_PLOTTED]))
+        parts.append(_decisions(results))
+    if any(result.faults for result in results):
+        rows: list[list[Cell]] = [
+            [r.name, fault.at_s, fault.kind, _where(fault)] for r in results for fault in r.faults
+        ]
+        parts.append(Table("Faults", ("run", "second", "what", "worker"), rows))
+    return Report(f"Simulation of {workload.name}", _summary(config, profile, workload, results), parts)
+
+
+def _summary(config: SimConfig, profile: WorkerProfile, workload: Workload, results: Sequence[RunResult]) -> str:
     best = max(results, key=lambda result: result.goodput_rps)
     span_s = best.outcomes.span_s
     summary = (
@@ -55,11 +68,12 @@ def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, res
             f" Disaggregated ({one.name}) against colocated ({other.name}): {one.goodput_rps:.4g} to "
             f"{other.goodput_rps:.4g} requests a second, {100 * gain:+.1f}%."
         )
-    parts: list[Table | Plot] = [_table(results), _ends(results)]
+    return summary
+
+
+def _plots(config: SimConfig, results: Sequence[RunResult]) -> list[Plot]:
     shown = results[:MAX_PLOTTED]
-    level_ttft = Mark(config.slo.ttft_ms, "level", "x")
-    level_itl = Mark(config.slo.itl_ms, "level", "x")
-    parts += [
+    plots = [
         Plot(
             "Goodput",
             "workers, policy",
@@ -74,7 +88,7 @@ def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, res
             [Series(r.name, _sample_ms(r.outcomes.ttft_s)) for r in shown],
             "cdf",
             log_x=True,
-            marks=(level_ttft,),
+            marks=(Mark(config.slo.ttft_ms, "level", "x"),),
         ),
         Plot(
             "Mean time between tokens",
@@ -83,7 +97,7 @@ def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, res
             [Series(r.name, _sample_ms(r.outcomes.itl_s)) for r in shown],
             "cdf",
             log_x=True,
-            marks=(level_itl,),
+            marks=(Mark(config.slo.itl_ms, "level", "x"),),
         ),
         _over_time("Goodput by time of arrival", "requests a second", shown),
     ]
@@ -93,16 +107,8 @@ def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, res
             Series(result.name, x, [of(sample) for sample in result.samples])
             for result, x in zip(shown, xs, strict=True)
         ]
-        parts.append(Plot(title, "seconds", label, series))
-    if any(result.decisions for result in results):
-        parts.append(_workers_over_time(shown))
-        parts.append(_decisions(results))
-    if any(result.faults for result in results):
-        rows: list[list[Cell]] = [
-            [r.name, fault.at_s, fault.kind, _where(fault)] for r in results for fault in r.faults
-        ]
-        parts.append(Table("Faults", ("run", "second", "what", "worker"), rows))
-    return Report(f"Simulation of {workload.name}", summary, parts)
+        plots.append(Plot(title, "seconds", label, series))
+    return plots
 
 
 def too_long(count: int, num_requests: int, profile: WorkerProfile) -> str:

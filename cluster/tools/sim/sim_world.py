@@ -199,14 +199,14 @@ class World:
         now_s, arrival = self.clock.now_s, client.arrival
         self.outcomes.add(client.arrived_s, client.first_s, now_s, num_output, end)
         if arrival.tools is not None and end in ("stop", "length"):
-            self.clock.at(now_s + self._message_s, self._turn_over, (request_id, arrival.tools))
+            self.clock.at(now_s + self._message_s, self._turn_ended, (request_id, arrival.tools))
         if arrival.then is not None:
             self._num_paused += 1
             self.clock.at(now_s + arrival.then.at_s + self._client_s, self._return, arrival.then)
 
-    def _turn_over(self, told: tuple[str, tuple[str, ...]]) -> None:
+    def _turn_ended(self, told: tuple[str, tuple[str, ...]]) -> None:
         """A front has read an answer."""
-        self.perform(self.dispatcher.turn_over(*told, self.clock.now_s))
+        self.perform(self.dispatcher.turn_ended(*told, self.clock.now_s))
 
     def perform(self, actions: Sequence[Action]) -> None:
         """What the dispatcher wants done."""

@@ -52,11 +52,6 @@ class Workload:
             return self.mix.has_shared_blocks
         return any(arrival.blocks for arrival in self.trace)
 
-    @property
-    def has_turns(self) -> bool:
-        """Whether some requests come when others have ended."""
-        return self.mix is not None and self.mix.has_shared_blocks
-
     def __len__(self) -> int:
         return self.num_requests
 

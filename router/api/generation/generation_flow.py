@@ -52,7 +52,7 @@ class SubmitService(ModelStatus, Protocol):
 
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
     def note_refused(self, refused: RejectedRequest) -> None: ...
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
+    def turn_ended(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
 
 
 class GenerationFlow:
@@ -240,7 +240,7 @@ class GenerationFlow:
             if choice.reason is not None:
                 request_id = batch.ids_of(choice.index)[0]
                 tools = choice.output.call_names if choice.reason == "tool_calls" else ()
-                self._service.turn_over(batch.received.model.name, request_id, tools)
+                self._service.turn_ended(batch.received.model.name, request_id, tools)
 
     def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from slipstream.router.api.kserve.json_fields import as_bool, as_text, as_uint
@@ -35,11 +35,10 @@ class ActiveLogging:
 
 
 class LogControl:
-    """`on_change` is called after each change."""
+    """The log settings of the server, as clients have changed them."""
 
     def __init__(self, start: ActiveLogging | None = None) -> None:
         self._start = self.active = start or ActiveLogging()
-        self.on_change: Callable[[], None] = lambda: None
 
     @classmethod
     def of_verbosity(cls, level: int) -> LogControl:
@@ -84,7 +83,6 @@ class LogControl:
                 active = replace(active, format=_format(value))
         self.active = active
         logging.getLogger(LOG_NAME).setLevel(active.level)
-        self.on_change()
 
 
 def _format(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from slipstream.router.api.kserve.json_fields import as_list, as_text
@@ -44,8 +44,7 @@ class ActiveTracing:
 
 
 class TraceControl:
-    """`file` is where traces go; only the start of the server sets it, and without it no level can be set.
-    `on_change` is called after each change."""
+    """`file` is where traces go; only the start of the server sets it, and without it no level can be set."""
 
     def __init__(self, start: ActiveTracing | None = None, file: str = "", mode: str = "triton") -> None:
         self._start = start or ActiveTracing()
@@ -54,7 +53,6 @@ class TraceControl:
         self._server = TraceSetting()
         self._models: dict[str, TraceSetting] = {}
         self._active: dict[str, ActiveTracing] = {}  # of models that were asked for since the last change
-        self.on_change: Callable[[], None] = lambda: None
         self._num_seen: dict[str, int] = {}  # requests of each model since its settings have changed
         self._num_taken: dict[str, int] = {}
 
@@ -124,7 +122,6 @@ class TraceControl:
         self._active.clear()
         self._num_seen.clear()
         self._num_taken.clear()
-        self.on_change()
 
 
 def changed(setting: TraceSetting, given: Mapping[str, object], *, has_file: bool) -> TraceSetting:

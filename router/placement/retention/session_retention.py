@@ -3,7 +3,7 @@
     arrived    a request goes on from one that has ended: how long did that pause, and for which tool?
     begin      it is placed: its pages are to be kept for a moment after its end, until more is known
     ended      it has ended, and its conversation may come back
-    turn_over  its answer was read: it calls these tools, or none    -> Retain, with a time and a value
+    turn_ended its answer was read: it calls these tools, or none    -> Retain, with a time and a value
 
 The value is in seconds, like everything else in placement: what computing the prompt again would take the worker, times
 the share of such conversations that come back in time, for each page and second that they are expected to be kept.
@@ -124,7 +124,7 @@ class SessionRetention:
             keep_s = min(pinned_s, self._config.max_pin_s)
             state.record.kept = KeptPages(now, keep_s, state.num_tokens, "", 1.0, is_pinned=True)
 
-    def turn_over(self, request_id: str, tools: Sequence[str], now: float) -> list[RetainMessage]:
+    def turn_ended(self, request_id: str, tools: Sequence[str], now: float) -> list[RetainMessage]:
         """The answer of a request that has ended calls these tools. Returns what to tell the workers."""
         session = self.paused.get(request_id)
         if session is None or session.tool is not None or not self._config.enabled:

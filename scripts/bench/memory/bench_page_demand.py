@@ -215,7 +215,7 @@ class Worker:
             self._turn()
 
     def report(self, said: Sequence[WorkerMessage] = ()) -> None:
-        messages = [*said, *self._protocol.news(self._world.now_s)]
+        messages = [*said, *self._protocol.reports(self._world.now_s)]
         if messages:
             self._world.after(MESSAGE_S, lambda: self._world.hear(self._model, messages))
 

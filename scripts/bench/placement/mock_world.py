@@ -151,9 +151,9 @@ class World:
             self._tell(worker, worker.mock.advance(self.now_s))
 
     def _tell(self, worker: _Worker, messages: Sequence[WorkerMessage]) -> None:
-        news = worker.mock.news(self.now_s)
-        news.sort(key=lambda message: not isinstance(message, Credits))  # they come first, as from a real worker
-        out = [*messages, *news]
+        reports = worker.mock.reports(self.now_s)
+        reports.sort(key=lambda message: not isinstance(message, Credits))  # they come first, as from a real worker
+        out = [*messages, *reports]
         if out:
             self._at(self.now_s + NETWORK_S, lambda: self._deliver(worker, out))
         due_s = worker.mock.next_deadline_s()

@@ -102,7 +102,7 @@ class Agents:
             began_s = time.process_time()
             chunks = self.engine.step()
             self.now_s += time.process_time() - began_s
-            self._hear([*self.worker.role.sampled(chunks), *self.worker.news(self.now_s)])
+            self._hear([*self.worker.role.sampled(chunks), *self.worker.reports(self.now_s)])
 
     def _arrive(self, turn: Turn) -> None:
         request_id = f"r{next(self._numbers)}"
@@ -132,7 +132,7 @@ class Agents:
                     self.ttft_s.append(turn.ttft_s)
                     self.num_prompt += finish.usage.num_prompt_tokens
                     self.num_cached += finish.usage.num_cached_tokens
-                    self._perform(self.dispatcher.turn_over(request_id, turn.arrival.tools or (), self.now_s))
+                    self._perform(self.dispatcher.turn_ended(request_id, turn.arrival.tools or (), self.now_s))
                     self._pause(turn)
 
     def _pause(self, turn: Turn) -> None:
@@ -197,7 +197,7 @@ def agents_of(num_pages: int, enabled: bool) -> Agents:
     )
     dispatcher.worker_joined(hello, 0.0)
     agents = Agents(dispatcher, engine, worker)
-    for message in worker.news(0.0):
+    for message in worker.reports(0.0):
         dispatcher.worker_message(PEER, message, 0.0)
     return agents
 

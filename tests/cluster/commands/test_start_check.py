@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.commands.checking.start_check import lacks_here, refusals_here
+from slipstream.cluster.commands.checking.start_check import lacks_here, taken_addresses
 from slipstream.cluster.config.cluster_config import (
     AdminApiConfig,
     ClusterConfig,
@@ -37,7 +37,8 @@ def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusals(devices: Path, port: int = 0, **changes: Any) -> list[str]:
     router = RouterConfig(http=HttpConfig(port=port))
-    return list(refusals_here(ClusterConfig(model=MODEL, router=router, **changes), MACHINE, devices))
+    config = ClusterConfig(model=MODEL, router=router, **changes)
+    return [*taken_addresses(config), *lacks_here(config, MACHINE, devices)]
 
 
 def decode(replicas: int = 1, **engine: Any) -> PoolConfig:

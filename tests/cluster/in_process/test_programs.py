@@ -42,7 +42,8 @@ for response in responses:
         print(response.outputs["text_output"].to_string_array()[0], flush=True)
 """
 HEAD = """
-import numpy, os, sys, time
+import numpy, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore it
 REPOSITORY, GATE = sys.argv[1:]
 """
 

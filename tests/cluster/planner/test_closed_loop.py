@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.cluster.config.planner_config import PlannerConfig
+from slipstream.cluster.planner.change_history import LEAST_STUCK_S, STUCK
+from slipstream.cluster.planner.planner_decision import AddWorkers, PlannerDecision
 from slipstream.cluster.planner.slo_planner import SloPlanner
 from tests.support.cluster.simulated_plant import Load, Plant, Times
 
@@ -38,6 +40,7 @@ def steered(
     reported_times: Times | None = None,
     starts_fail: bool = False,
     refuses: bool = False,
+    pending_s: float = 0.0,
 ) -> Plant:
     config = PlannerConfig(
         horizon_s=HORIZON_S,
@@ -60,6 +63,7 @@ def steered(
         reported_times=reported_times,
         starts_fail=starts_fail,
         refuses=refuses,
+        pending_s=pending_s,
     )
 
 
@@ -148,7 +152,7 @@ def test_a_load_that_shifts_from_prompts_to_answers_is_met_by_other_roles_alone(
     plant.run(600.0)
     switched = [one for one in plant.changes if 200.0 < one.at_s < 200.0 + REGAIN_SWITCH_S]
     assert switched
-    assert not any(type(action).__name__ == "AddWorkers" for one in plant.changes for action in one.actions)
+    assert not any(map(adds, plant.changes))
     changes_little(plant, 4)
     regains(plant, 130.0, 0.0, 560.0)
     assert plant.state().num_decode > 1
@@ -229,11 +233,33 @@ def test_service_times_that_are_wrong_by_a_factor_of_two_are_found_out(factor: f
 def test_workers_that_fail_to_start_are_tried_ever_more_rarely_and_roles_still_switch() -> None:
     plant = steered(lambda now, _: Load(2.0 if now < 100 else 30.0, 1500, 150), max_workers=8, starts_fail=True, seed=3)
     plant.run(1500.0)
-    tries = [one.at_s for one in plant.changes if any(type(a).__name__ == "AddWorkers" for a in one.actions)]
+    tries = [one.at_s for one in plant.changes if adds(one)]
     assert 2 <= len(tries) <= 6
     gaps = [later - earlier for earlier, later in pairwise(tries)]
     assert gaps[-1] > gaps[0]
     assert plant.num_lost == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_workers_that_wait_for_a_machine_are_capacity_to_come_until_a_start_should_have_ended(seed: int) -> None:
+    load = Load(14.0, 1500, 150)
+    some, never = (
+        steered(lambda now, _: load, num_prefill=1, num_decode=1, max_workers=20, seed=seed, pending_s=pending_s)
+        for pending_s in (60.0, math.inf)
+    )
+    for plant in (some, never):
+        plant.run(700.0)
+    asked, in_vain = ([one.at_s for one in plant.changes if adds(one)] for plant in (some, never))
+    assert all(later - earlier >= 60.0 + START_S for earlier, later in pairwise(asked))
+    assert some.attainment(400.0, 660.0) >= TARGET
+    gaps = [later - earlier for earlier, later in pairwise(in_vain)]
+    assert gaps
+    assert min(gaps) >= max(STUCK * START_S, LEAST_STUCK_S)
+    assert gaps == sorted(gaps)
+
+
+def adds(decision: PlannerDecision) -> bool:
+    return any(isinstance(action, AddWorkers) for action in decision.actions)
 
 
 def test_a_cluster_that_refuses_to_change_is_asked_ever_more_rarely() -> None:

@@ -33,11 +33,12 @@ from slipstream.cluster.planner.planner_decision import (
     SwitchRole,
 )
 from slipstream.cluster.planner.planner_loading import load_planner
-from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
+from slipstream.cluster.planner.planner_loop import PlannerLoop
 from slipstream.cluster.planner.slo_planner import SloPlanner
 from slipstream.cluster.state.cluster_state import ClusterState
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
+from slipstream.router.process.background_task import in_background
 from slipstream.router.status.load_signals import Signals
 from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
@@ -90,7 +91,7 @@ def steered(fleet: FakeFleet, script: Sequence[PlannerDecision | Exception], num
         return dispatcher.signals(float(num_asked))
 
     async def run() -> None:
-        async with planning(PlannerLoop(config, planner, fleet, signals, log)):
+        async with in_background(PlannerLoop(config, planner, fleet, signals, log).run()):
             await until(lambda: log.num_by_reason.total() >= num_looks)
 
     asyncio.run(run())

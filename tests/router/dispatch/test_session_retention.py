@@ -33,7 +33,7 @@ class AgentLab(Lab):
         self.chunk(self.at, request_id, 0, 5, finish="stop")
         self.say(self.at, Credits(self.seq, 4, 100, 1000))
         self.take()
-        self.do(self.dispatcher.turn_over(request_id, tools, self.now))
+        self.do(self.dispatcher.turn_ended(request_id, tools, self.now))
         sent = self.sent()
         assert len(sent) <= 1
         return sent[0][2] if sent else None
@@ -158,7 +158,7 @@ def test_a_worker_that_is_lost_meanwhile_is_told_nothing(lab):
     lab.chunk(D, "r", 0, 5, finish="stop")
     lab.do(lab.dispatcher.worker_lost(D, lab.now))
     lab.take()
-    lab.do(lab.dispatcher.turn_over("r", ["read"], lab.now))
+    lab.do(lab.dispatcher.turn_ended("r", ["read"], lab.now))
     assert lab.sent() == []
 
 
@@ -166,5 +166,5 @@ def test_a_request_whose_client_left_is_not_waited_for(lab):
     lab.turn("r")
     lab.do(lab.dispatcher.cancel("r", lab.now))
     lab.take()
-    lab.do(lab.dispatcher.turn_over("r", ["read"], lab.now))
+    lab.do(lab.dispatcher.turn_ended("r", ["read"], lab.now))
     assert lab.sent() == []

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet.fleet_port import CHANGING, FleetMember, FleetState, MemberState
 from slipstream.cluster.planner.planner_decision import AddWorkers, Planner, PlannerDecision, RemoveWorker, SwitchRole
 from slipstream.router.protocol.messages import Role
 from slipstream.router.status.load_signals import RoleTimes, Signals, WorkerSignals
@@ -85,6 +85,7 @@ class Plant:
         reported_times: Times | None = None,
         start_s: float = 40.0,
         switch_s: float = 4.0,
+        pending_s: float = 0.0,
         starts_fail: bool = False,
         refuses: bool = False,
         interval_s: float = 5.0,
@@ -95,6 +96,7 @@ class Plant:
         self.times = true_times or Times()
         self.reported_times = reported_times or self.times
         self.start_s, self.switch_s, self.starts_fail = start_s, switch_s, starts_fail
+        self.pending_s = pending_s  # until there is a machine for a worker that is asked for
         self.interval_s, self.max_members, self.refuses = interval_s, max_members, refuses
         self.now = 0.0
         self.window = SignalWindow()
@@ -220,6 +222,8 @@ class Plant:
 
     def _states(self) -> None:
         for worker in list(self.workers):
+            if worker.state == "pending" and self.now >= worker.since_s + self.pending_s:
+                worker.state, worker.since_s = "starting", self.now
             if worker.state in ("starting", "connecting") and self.now >= worker.ready_s:
                 if worker.is_doomed:
                     self.workers.remove(worker)
@@ -246,7 +250,7 @@ class Plant:
             len(self.of_role("prefill")),
             len(self.of_role("decode")),
             self.max_members,
-            any(w.state != "ready" or w.is_leaving for w in self.workers),
+            any(w.state in CHANGING or w.is_leaving for w in self.workers),
         )
 
     def signals(self) -> Signals:
@@ -312,7 +316,8 @@ class Plant:
             match action:
                 case AddWorkers(role, count):
                     for _ in range(count):
-                        self._new(role, "starting", self.now + self.start_s, self.starts_fail)
+                        ready_s = self.now + self.pending_s + self.start_s
+                        self._new(role, "pending" if self.pending_s else "starting", ready_s, self.starts_fail)
                 case RemoveWorker(name):
                     worker = self._named(name)
                     worker.is_leaving = True

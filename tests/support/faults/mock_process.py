@@ -73,7 +73,7 @@ class MockProcess(Process):
 
     def _tell(self, messages: Sequence[WorkerMessage]) -> None:
         worker, protocol = self._worker, self._worker.protocol
-        self.send([*messages, *worker.news(self.clock.now)])
+        self.send([*messages, *worker.reports(self.clock.now)])
         if protocol.is_finished:
             if protocol.next_role is None:
                 self.kill()
@@ -81,7 +81,7 @@ class MockProcess(Process):
                 self.disconnect()
                 self._change_role()
             return
-        due = [at for at in (worker.next_deadline_s(), protocol.next_news_s()) if at is not None]
+        due = [at for at in (worker.next_deadline_s(), protocol.next_report_s()) if at is not None]
         if due and self._is_welcome:
             self._wake(min(due))
 

@@ -124,7 +124,7 @@ class FakeService:
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+    def turn_ended(self, model: str, request_id: str, tools: Sequence[str]) -> None:
         self.turns.append((request_id, tuple(tools)))
 
     @property

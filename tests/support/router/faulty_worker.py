@@ -83,7 +83,7 @@ class FaultyWorker:
 
     def _report(self) -> None:
         self.report_due = False
-        for message in self.protocol.news(self.world.now):
+        for message in self.protocol.reports(self.world.now):
             self._say(message)
 
     def _say(self, message: WorkerMessage) -> None:

@@ -53,7 +53,7 @@ class ClusterWorker(MockWorker):
         self.loses_blocks = False  # what it tells of them does not arrive
 
     def due_s(self) -> float | None:
-        due = [at for at in (self.next_deadline_s(), self.protocol.next_news_s()) if at is not None]
+        due = [at for at in (self.next_deadline_s(), self.protocol.next_report_s()) if at is not None]
         return min(due, default=None)
 
 
@@ -155,8 +155,8 @@ class MockCluster:
 
     def _say(self, worker: ClusterWorker, messages: Sequence[WorkerMessage]) -> None:
         """Messages are heard in the order in which they were said."""
-        news = [m for m in worker.news(self.now_s) if not (worker.loses_blocks and isinstance(m, BlocksChanged))]
-        said = [*messages, *news]
+        reports = [m for m in worker.reports(self.now_s) if not (worker.loses_blocks and isinstance(m, BlocksChanged))]
+        said = [*messages, *reports]
         self._on_their_way += [(worker, message) for message in said]
         if not self._is_hearing:
             self._is_hearing = True

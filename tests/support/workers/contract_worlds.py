@@ -119,7 +119,7 @@ class NativeContractWorker:
         engine = self.engine = NativeEngine(limits, GroupExecutor(self._runner, (), self.transfers))
         stats = StatsCollector(engine, self.transfers)
         self.protocol = WorkerProtocol.in_role(role, engine, self.transfers, tickets(peer), LEASE_S, stats)
-        self.said += self.protocol.news(0.0)
+        self.said += self.protocol.reports(0.0)
 
     @property
     def num_layers(self) -> int:
@@ -136,7 +136,7 @@ class NativeContractWorker:
     def hear(self, message: RouterMessage) -> None:
         self.said += self.protocol.handle(message, self.world.now_s)
         self.world.end_transfers()
-        self.said += self.protocol.news(self.world.now_s)
+        self.said += self.protocol.reports(self.world.now_s)
 
     def turn(self) -> bool:
         """One step, if there is something to compute."""
@@ -204,7 +204,7 @@ class NativeWorld:
         self.now_s += seconds
         for worker in self.workers.values():
             worker.said += worker.protocol.tick(self.now_s)
-            worker.said += worker.protocol.news(self.now_s)
+            worker.said += worker.protocol.reports(self.now_s)
 
     def run_until(self, worker: ContractWorker, kind: type[WorkerMessage]) -> None:
         while not any(isinstance(message, kind) for message in worker.said):
@@ -220,7 +220,7 @@ class NativeWorld:
         self.sent.clear()
         self.end_transfers()
         for worker in self.workers.values():
-            worker.said += worker.protocol.news(self.now_s)
+            worker.said += worker.protocol.reports(self.now_s)
         return is_busy
 
     def end_transfers(self) -> None:
@@ -245,11 +245,11 @@ class MockContractWorker(MockWorker):
         )
         super().__init__(profile, role, tickets(peer), has_stats=True)
         self.peer, self._world = peer, world
-        self.said = self.news(0.0)
+        self.said = self.reports(0.0)
 
     def hear(self, message: RouterMessage) -> None:
         self.said += self.handle(message, self._world.now_s)
-        self.said += self.news(self._world.now_s)
+        self.said += self.reports(self._world.now_s)
 
     @property
     def num_used_pages(self) -> int:
@@ -276,7 +276,7 @@ class MockWorld:
             pass
         self.now_s = until_s
         for worker in self.workers:
-            worker.said += worker.news(until_s)
+            worker.said += worker.reports(until_s)
 
     def run_until(self, worker: ContractWorker, kind: type[WorkerMessage]) -> None:
         while not any(isinstance(message, kind) for message in worker.said):
@@ -289,7 +289,7 @@ class MockWorld:
             return False
         self.now_s = max(self.now_s, at_s)
         worker.said += worker.advance(self.now_s)
-        worker.said += worker.news(self.now_s)
+        worker.said += worker.reports(self.now_s)
         return True
 
 

@@ -72,7 +72,7 @@ def test_steps_of_a_changing_batch_are_laid_out_as_from_nothing() -> None:
             step = scheduler.schedule()
             if not step:
                 break
-            plan, _ = batch_builder.compose(step)
+            plan, _ = batch_builder.build(step)
             assert_same(plan.arrays, from_nothing(step))
             assert_same(plan.arrays.pack().unpack(), from_nothing(step))
             scheduler.computed(step)
@@ -94,7 +94,7 @@ def test_a_step_is_greedy_as_long_as_every_row_takes_the_best_token_unmasked() -
         if at == 3:
             scheduler.add(new_sequence(1, 3, temperature=1.0))
         step = scheduler.schedule()
-        plan, rows = batch_builder.compose(step)
+        plan, rows = batch_builder.build(step)
         greedy.append(plan.greedy)
         masked.append([row.masked_ids for row in rows])
         scheduler.computed(step)

@@ -15,7 +15,7 @@ from slipstream.router.protocol.codec import WireError
 from slipstream.router.protocol.messages import GpuUsage, RankUsage
 from slipstream.workers.engine.plan.step_plan import SendProgress, StepPlan
 from slipstream.workers.group.control_link import ControlLink, LinkClosed
-from slipstream.workers.group.group_executor import GroupAddress, MeetingPoint, RemoteRank
+from slipstream.workers.group.group_executor import GroupAddress, GroupRendezvous, RemoteRank
 from slipstream.workers.group.group_messages import (
     CancelTransfer,
     Execute,
@@ -43,9 +43,9 @@ def dial(address: GroupAddress, secret: str | None = None, rank: int = 1) -> Con
 @contextmanager
 def linked() -> Iterator[tuple[RemoteRank, ControlLink, queue.SimpleQueue[object]]]:
     """Rank 0's view of rank 1, rank 1's end of the link, and what rank 0 hears of it."""
-    meeting = MeetingPoint("127.0.0.1", 2)
-    end = dial(meeting.address)
-    (rank,) = meeting.gather()
+    rendezvous = GroupRendezvous("127.0.0.1", 2)
+    end = dial(rendezvous.address)
+    (rank,) = rendezvous.gather()
     heard: queue.SimpleQueue[object] = queue.SimpleQueue()
     rank.listen(lambda number, outcome: heard.put((number, outcome)), heard.put, heard.put)
     try:
@@ -56,13 +56,13 @@ def linked() -> Iterator[tuple[RemoteRank, ControlLink, queue.SimpleQueue[object
 
 
 def test_only_who_knows_the_secret_is_admitted() -> None:
-    meeting = MeetingPoint("127.0.0.1", 3)
-    ends = [dial(meeting.address, secret="guess"), dial(meeting.address, secret="vermutlich ä")]
-    ends.append(dial(meeting.address, rank=2))
-    garbage = socket.create_connection((meeting.address.host, meeting.address.control_port), TIMEOUT_S)
+    rendezvous = GroupRendezvous("127.0.0.1", 3)
+    ends = [dial(rendezvous.address, secret="guess"), dial(rendezvous.address, secret="vermutlich ä")]
+    ends.append(dial(rendezvous.address, rank=2))
+    garbage = socket.create_connection((rendezvous.address.host, rendezvous.address.control_port), TIMEOUT_S)
     garbage.sendall(b"\x03\x00\x00\x00abc")
-    ends.append(dial(meeting.address, rank=1))
-    ranks = meeting.gather()
+    ends.append(dial(rendezvous.address, rank=1))
+    ranks = rendezvous.gather()
     assert [rank.rank for rank in ranks] == [1, 2]
     for stranger in ends[:2]:
         with pytest.raises(LinkClosed):

@@ -61,7 +61,7 @@ def run(worker: MockWorker, until_s: float = 1e6) -> list[tuple[float, WorkerMes
 
 def credits(worker: MockWorker) -> Credits | None:
     """As reported, if they have changed."""
-    return next((message for message in worker.news(0.0) if isinstance(message, Credits)), None)
+    return next((message for message in worker.reports(0.0) if isinstance(message, Credits)), None)
 
 
 def chunks(told: Iterable[tuple[float, WorkerMessage]]) -> list[tuple[float, TokenChunk]]:

@@ -139,7 +139,7 @@ def test_the_samples_of_a_mock_worker_are_the_times_of_its_profile():
     samples = []
     while (due_s := worker.next_deadline_s()) is not None:
         worker.advance(due_s)
-        for message in worker.news(due_s):
+        for message in worker.reports(due_s):
             samples += message.samples if isinstance(message, StepTimes) else ()
     steps = [(s.num_prefill_tokens, s.num_decoding) for s in samples]
     assert steps == [(32, 0), (32, 0), (0, 1), (0, 16), (0, 16), (40, 0), (0, 1), (0, 1)], "first what it timed before"

@@ -1,4 +1,4 @@
-"""What the scheduler has chosen to compute next: data that the composer turns into arrays."""
+"""What the scheduler has chosen to compute next: data that `BatchBuilder` turns into arrays."""
 
 from __future__ import annotations
 

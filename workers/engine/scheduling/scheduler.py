@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.kv_cache_manager import KvCacheManager
+from slipstream.workers.engine.scheduling.outstanding_pages import OutstandingPages
 from slipstream.workers.engine.scheduling.promised_pages import PromisedPages
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
-from slipstream.workers.engine.scheduling.sequence import RESERVED_STATES, Sequence, SequenceState
+from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.engine.scheduling.sequence_table import SequenceTable
 from slipstream.workers.engine.scheduling.step_sizes import StepSizes
 from slipstream.workers.interface.engine import AttemptKey
 
@@ -43,55 +43,50 @@ class Scheduler:
         self._limits = limits
         self.sizes = StepSizes(limits)
         self.pages = KvCacheManager(limits)
-        self._sequences: dict[AttemptKey, Sequence] = {}
-        self._waiting: list[Sequence] = []  # sorted by order
-        self._running: list[Sequence] = []  # sorted by order
-        self._num_reserved = 0
+        self._table = SequenceTable()
         self._starved: list[Sequence] = []  # running, but without a page for their next token
         self._unready: list[Sequence] = []  # running, but their grammar is still being compiled
-        self._promised = PromisedPages(limits, self.pages.pool, self._sequences)
+        self._promised = PromisedPages(limits, self.pages.pool, self._table.by_key)
+        self._outstanding = OutstandingPages(limits, self._table, self._promised)
         self._is_stuck = False  # the last step had nothing to do and nothing has changed since
         self.num_preemptions = 0  # of sequences, since the beginning
 
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits; the pages stay the same."""
-        assert not self._sequences
+        assert not self._table.by_key
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
         self.pages.change_limits(limits)
         self._promised.change_limits(limits)
+        self._outstanding.change_limits(limits)
         self.sizes.change_limits(limits)
 
     def get(self, key: AttemptKey) -> Sequence | None:
-        return self._sequences.get(key)
+        return self._table.by_key.get(key)
 
     def keys(self) -> list[AttemptKey]:
-        return list(self._sequences)
+        return list(self._table.by_key)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its key must be new."""
-        assert sequence.key not in self._sequences
-        self._sequences[sequence.key] = sequence
-        insort(self._waiting, sequence, key=_order)
+        self._table.add(sequence)
         self._is_stuck = False
 
     def reserve(self, sequence: Sequence, num_room_tokens: int = 1) -> bool:
         """Take pages for all tokens of a new sequence and some more: one is what the router counts for it. False,
         with nothing taken, if slots or pages are short."""
-        assert sequence.key not in self._sequences
         if self.num_free_slots < 1:
             return False
         room = min(sequence.num_tokens + num_room_tokens, sequence.max_tokens)
-        if not self._take(sequence, room, PageState.RESERVED, self._num_waiting_pages()):
+        if not self._take(sequence, room, PageState.RESERVED, self._outstanding.of_queue):
             return False
         sequence.state = SequenceState.RESERVED
-        self._sequences[sequence.key] = sequence
-        self._num_reserved += 1
+        self._table.add(sequence)
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Pages of a reservation for so many tokens in all. False, with nothing taken, if there are too few."""
-        spare = 0 if self._limits.reserves_output else self._num_waiting_pages() + self._growth_room()
+        spare = 0 if self._limits.reserves_output else self._outstanding.of_queue + self._outstanding.growth_room
         return self.pages.grow(sequence, min(num_tokens, sequence.max_tokens), spare)
 
     def skip_to(self, sequence: Sequence, position: int) -> None:
@@ -145,9 +140,9 @@ class Scheduler:
 
     def freeze(self, sequence: Sequence) -> None:
         """Stop a running sequence, which keeps its slot and its pages."""
-        self._detach(sequence)
-        self._num_reserved += 1
+        self._take_out(sequence)
         self.pages.rebook(sequence, SequenceState.FROZEN)
+        self._table.put(sequence)
 
     def resume(self, sequence: Sequence) -> None:
         """Let a frozen sequence continue."""
@@ -165,10 +160,10 @@ class Scheduler:
     def release(self, sequence: Sequence) -> None:
         """End a reservation, or a sequence whose pages were held or draining."""
         assert sequence.state not in (SequenceState.WAITING, SequenceState.RUNNING)
-        self._detach(sequence)
+        self._take_out(sequence)
         self.pages.retain(sequence)
         self.pages.give_up(sequence)
-        self._end(sequence)
+        self._table.end(sequence)
         self._promised.withhold()
 
     def abort(self, sequence: Sequence, keep_pages: bool) -> bool:
@@ -176,14 +171,14 @@ class Scheduler:
         `release`; returns whether there are such pages."""
         if sequence.state is SequenceState.DRAINING:
             return True
-        self._detach(sequence)
+        self._take_out(sequence)
         if (keep_pages or sequence.num_sends) and sequence.pages:
             self.pages.rebook(sequence, SequenceState.DRAINING)
             self._promised.withhold()
             return True
         self.pages.retain(sequence)
         self.pages.give_up(sequence)
-        self._end(sequence)
+        self._table.end(sequence)
         self._promised.withhold()
         return False
 
@@ -209,27 +204,26 @@ class Scheduler:
         """What to compute next; empty if nothing can be. To be followed by `computed`."""
         max_tokens, page_tokens = self._limits.max_step_tokens, self._limits.page_tokens
         self._secure_pages()
-        decoding = [s for s in self._running if s.num_computed + 1 == len(s.tokens) and s.ticket is None]
+        decoding = [s for s in self._table.running if s.num_computed + 1 == len(s.tokens) and s.ticket is None]
         if self._unready:
             self._unready = [s for s in self._unready if s.state is SequenceState.RUNNING and not s.is_ready]
         if self._starved or self._unready:
             decoding = [s for s in decoding if s not in self._starved and s not in self._unready]
         step = ScheduledStep(decoding[:max_tokens], max_scored_tokens=self._limits.max_scored_tokens)
         self.pages.before_step(step.decoding)
-        has_prompts = len(step.decoding) < len(self._running) or bool(self._waiting)
+        has_prompts = len(step.decoding) < len(self._table.running) or bool(self._table.waiting)
         if has_prompts and self._limits.auto_step_tokens:
             context_tokens = sum([len(sequence.tokens) for sequence in step.decoding])
             max_tokens = self.sizes.step_tokens(len(step.decoding), context_tokens)
         budget = max_tokens - len(step.decoding)
-        if budget and len(step.decoding) < len(self._running):
-            for sequence in self._running:
+        if budget and len(step.decoding) < len(self._table.running):
+            for sequence in self._table.running:
                 if sequence in self._unready:
                     continue
                 if budget and (sequence.num_uncomputed > 1 or sequence.ticket is not None):
                     self.pages.before_step((sequence,))
                     budget -= step.add_chunk(sequence, budget, page_tokens, begins=False)
         while budget and (admitted := self._next_waiting()) is not None and self._admit(admitted):
-            insort(self._running, admitted, key=_order)
             budget -= step.add_chunk(admitted, budget, page_tokens, begins=True)
         step.state_copies = self.pages.take_copies()
         self._is_stuck = not step
@@ -255,69 +249,65 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """A running sequence is done: its full pages become prefix cache. Where they are being sent they drain first,
         until `release`."""
-        self._detach(sequence)
+        self._take_out(sequence)
         if sequence.num_sends:
             self.pages.rebook(sequence, SequenceState.DRAINING)
         else:
             self.pages.retain(sequence)
             self.pages.give_up(sequence)
-            self._end(sequence)
+            self._table.end(sequence)
         self._promised.withhold()
 
     def hold(self, sequence: Sequence) -> None:
         """A running sequence is done, but its pages stay as they are until `release`."""
-        self._detach(sequence)
+        self._take_out(sequence)
         self.pages.rebook(sequence, SequenceState.HELD)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting) and not self._is_stuck
+        return bool(self._table.running or self._table.waiting) and not self._is_stuck
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._table.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._table.waiting)
 
     @property
     def num_free_slots(self) -> int:
-        taken = len(self._running) + len(self._waiting) + self._num_reserved
-        return max(0, self.sizes.max_num_seqs - taken)
+        return max(0, self.sizes.max_num_seqs - self._table.num_taken_slots - len(self._table.waiting))
 
     @property
     def num_free_pages(self) -> int:
         """Free and evictable pages that no queued sequence is going to need, no running one will need soon, and none is
         promised: as many can be reserved now."""
-        return max(0, self.pages.pool.num_available - self._num_waiting_pages() - self._growth_room())
+        return max(0, self.pages.pool.num_available - self._outstanding.of_queue - self._outstanding.growth_room)
 
     @property
     def num_wanted_pages(self) -> int:
         """Pages that sequences wait for, beyond those in use: those with a slot in the queue, and those that run but
         lack pages for their next token."""
-        num_slots = max(0, self.sizes.max_num_seqs - len(self._running) - self._num_reserved)
-        waiting = self._waiting[:num_slots]
+        num_slots = max(0, self.sizes.max_num_seqs - self._table.num_taken_slots)
+        waiting = self._table.waiting[:num_slots]
         num_starved = len(self._starved) * len(self._limits.windows)
-        return sum(map(self._pages_to_run, waiting)) + num_starved
+        return sum(map(self._outstanding.to_run, waiting)) + num_starved
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens that queued and running sequences have yet to compute before their next one is sampled."""
-        return sum(s.num_uncomputed for s in self._waiting) + sum(s.num_uncomputed for s in self._running)
+        return sum(s.num_uncomputed for s in self._table.waiting) + sum(s.num_uncomputed for s in self._table.running)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if sequences, queues and pages do not add up. Looks at everything: for tests
         and idle moments."""
-        by_state = {state: [s for s in self._sequences.values() if s.state is state] for state in SequenceState}
-        assert self._running == sorted(by_state[SequenceState.RUNNING], key=_order)
-        assert self._waiting == sorted(by_state[SequenceState.WAITING], key=_order)
-        assert self._num_reserved == sum(len(by_state[state]) for state in RESERVED_STATES)
-        assert len(self._running) + self._num_reserved <= self._limits.max_num_seqs
+        self._table.check_integrity()
+        assert self._table.num_taken_slots <= self._limits.max_num_seqs
         if self._limits.reserves_output:
             assert self.num_preemptions == 0
             self._promised.check_integrity()
-        self.pages.check_integrity(self._sequences.values())
+        self.pages.check_integrity(self._table.by_key.values())
 
     def _secure_pages(self) -> None:
         """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them. A
@@ -325,8 +315,8 @@ class Scheduler:
         page_tokens, has_windows = self._limits.page_tokens, self._limits.has_windows
         self._starved.clear()
         at = 0
-        while at < len(self._running):
-            sequence = self._running[at]
+        while at < len(self._table.running):
+            sequence = self._table.running[at]
             is_full = len(sequence.tokens) > len(sequence.pages) * page_tokens
             if has_windows:
                 is_full = self.pages.lacks_pages(sequence)
@@ -341,7 +331,7 @@ class Scheduler:
 
     def _victim(self, needy: Sequence) -> Sequence:
         """The last in order that may be preempted; at the latest `needy` itself."""
-        for sequence in reversed(self._running):
+        for sequence in reversed(self._table.running):
             if sequence.is_preemptible or sequence is needy:
                 return sequence
         raise AssertionError("a sequence that needs pages is running")
@@ -351,38 +341,31 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _requeue(self, sequence: Sequence) -> None:
-        self._detach(sequence)
+        self._take_out(sequence)
         self.pages.give_up(sequence)
         sequence.move(SequenceState.WAITING)
-        insort(self._waiting, sequence, key=_order)
+        self._table.put(sequence)
         self._promised.withhold()
 
     def _next_waiting(self) -> Sequence | None:
-        return next((sequence for sequence in self._waiting if sequence.is_ready), None)
+        return next((sequence for sequence in self._table.waiting if sequence.is_ready), None)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Move a sequence from the queue into the batch. False if there is no slot, or if there are too few pages."""
-        if len(self._running) + self._num_reserved >= self.sizes.max_num_seqs:
+        if self._table.num_taken_slots >= self.sizes.max_num_seqs:
             return False
         if not self._take(sequence, sequence.num_tokens, PageState.ACTIVE):
             return False
-        _remove(self._waiting, sequence)
+        self._table.take_out(sequence)
         sequence.move(SequenceState.RUNNING)
+        self._table.put(sequence)
         return True
 
     def _take(self, sequence: Sequence, num_tokens: int, owner: PageState, spare: int = 0) -> bool:
         """Pages for so many tokens, if there are as many as the sequence needs now or is promised, and `spare` more."""
         if self._limits.reserves_output:
             spare += self._limits.pages_for(sequence.most_tokens) - self._limits.pages_for(num_tokens)
-        return self.pages.take(sequence, num_tokens, owner, spare + self._growth_room())
-
-    def _growth_room(self) -> int:
-        """Pages to leave for sequences that will need them: all that are promised, or else some for running ones that
-        will soon need one, so that taking in another does not at once lead to a preemption. Those are at most 1/64 of
-        the pool; none is left where nothing runs, so the first always fits."""
-        if self._limits.reserves_output:
-            return self._promised.num_pages
-        return min(len(self._running) * len(self._limits.windows), 1 + self._limits.num_pages // 64)
+        return self.pages.take(sequence, num_tokens, owner, spare + self._outstanding.growth_room)
 
     def _received(self, sequence: Sequence) -> None:
         """The KV of a reservation is here, all of it."""
@@ -392,43 +375,13 @@ class Scheduler:
 
     def _run(self, sequence: Sequence) -> None:
         """Move a sequence from a reserved state into the batch, in the slot that it has."""
-        self._num_reserved -= 1
+        self._take_out(sequence)
         self.pages.rebook(sequence, SequenceState.RUNNING)
-        insort(self._running, sequence, key=_order)
+        self._table.put(sequence)
         if not sequence.is_ready:
             self._unready.append(sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """Out of queue, batch or reservations. What it leaves may let others go on."""
+        self._table.take_out(sequence)
         self._is_stuck = False
-
-    def _detach(self, sequence: Sequence) -> None:
-        """Take a sequence out of queue, batch or reservations. What it leaves may let others go on."""
-        if sequence.state is SequenceState.WAITING:
-            _remove(self._waiting, sequence)
-        elif sequence.state is SequenceState.RUNNING:
-            _remove(self._running, sequence)
-        elif sequence.state in RESERVED_STATES:
-            self._num_reserved -= 1
-        self._is_stuck = False
-
-    def _end(self, sequence: Sequence) -> None:
-        sequence.move(SequenceState.FINISHED)
-        del self._sequences[sequence.key]
-
-    def _num_waiting_pages(self) -> int:
-        if self._limits.reserves_output:
-            return sum(map(self._pages_to_run, self._waiting))
-        return sum(self._limits.pages_for(sequence.num_tokens) for sequence in self._waiting)
-
-    def _pages_to_run(self, sequence: Sequence) -> int:
-        """Pages that a queued sequence waits for, those of its next token or of its whole answer included."""
-        wants_all = self._limits.reserves_output
-        return self._limits.pages_for(sequence.most_tokens if wants_all else sequence.num_tokens + 1)
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order
-
-
-def _remove(ordered: list[Sequence], sequence: Sequence) -> None:
-    at = bisect_left(ordered, sequence.order, key=_order)
-    assert ordered[at] is sequence
-    del ordered[at]

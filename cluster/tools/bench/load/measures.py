@@ -14,6 +14,7 @@ from slipstream.cluster.tools.bench.load.answer_slos import Slos
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
 from slipstream.cluster.tools.bench.load.load_level import LoadLevel
 
+FORMAT = "slipstream-bench/1"  # of the JSON with measures, whatever kind the model is
 STATISTICS = ("avg", "min", "max", "p99", "p90", "p75", "p50", "std")
 UNITS = {
     "time_to_first_token": "ms",

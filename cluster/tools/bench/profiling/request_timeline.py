@@ -16,16 +16,16 @@ from typing import Any
 from slipstream.cluster.tools.bench.load.measures import percentile
 from slipstream.cluster.tools.bench.profiling.isolated_runs import IsolatedPrompts
 
-NEEDED = 8  # passages of a kind that are needed for a figure
+NEEDED = 8  # timelines of a kind that are needed for a figure
 MAX_STRETCH = 8.0
 MAX_NOISE = 0.25  # 0.18 was measured with nothing else running; more is caused by other programs
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimeline:
-    """The passage of one request. Times are in seconds since 1970: `begun_s` is when its worker got the message to
-    compute the prompt, `landed_s` when all pages had arrived at its decode worker. (That and `reserved_s` are None if
-    the prompt was computed there.)"""
+    """When one request came to each of its stages, in seconds since 1970. `begun_s` is when its worker got the message
+    to compute the prompt, `landed_s` when all pages had arrived at its decode worker. (That and `reserved_s` are None
+    if the prompt was computed there.)"""
 
     worker: str
     num_tokens: int
@@ -46,7 +46,7 @@ class RequestTimeline:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> RequestTimeline | None:
-        """The passage in an answer of `GET /v1/requests/ID/explain`; None if the request failed, was retried, or was
+        """The timeline in an answer of `GET /v1/requests/ID/explain`; None if the request failed, was retried, or was
         partly cached."""
         at = record["timeline"]
         if record["num_attempts"] != 1 or record["num_cached_tokens"]:
@@ -69,7 +69,7 @@ class RequestTimeline:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimelines:
-    """The passages of prompts that came one at a time, and of prompts that came while others were decoding."""
+    """Those of prompts that came one at a time, and of prompts that came while others were decoding."""
 
     lone: Sequence[RequestTimeline] = ()
     beside: Sequence[RequestTimeline] = ()
@@ -87,7 +87,7 @@ class Overheads:
 
 
 def overheads(lone: Sequence[RequestTimeline], prompts: Sequence[IsolatedPrompts]) -> Overheads | None:
-    """The hops of some prompts; `prompts` are the same ones as seen by their client. None if too few of them were
+    """The overheads of some prompts; `prompts` are the same ones as seen by their client. None if too few of them were
     prefilled remotely."""
     remote = [one for one in lone if one.is_remote]
     if len(remote) < NEEDED:

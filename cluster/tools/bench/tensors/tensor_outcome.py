@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cluster.tools.bench.load.answer_slos import Slos
-from slipstream.cluster.tools.bench.load.measures import STATISTICS, Measures
+from slipstream.cluster.tools.bench.load.measures import FORMAT, Measures
+from slipstream.cluster.tools.bench.load.measures_csv import csv_of
 from slipstream.cluster.tools.bench.tensors.server_counts import STAGES
 from slipstream.cluster.tools.bench.tensors.tensor_levels import TensorRun
 from slipstream.cluster.tools.report.plot import Plot, Series
 from slipstream.cluster.tools.report.report import Report
 from slipstream.cluster.tools.report.table import Cell, Table, number
 
-FORMAT = "slipstream-bench/1"
 PERCENTILES = ("p50", "p90", "p99")
 
 
@@ -48,14 +46,7 @@ class TensorOutcome:
         }
 
     def csv(self) -> str:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["level", "metric", "unit", *STATISTICS])
-        for level in self.levels:
-            for metric in level.metrics.values():
-                values = [metric.values.get(statistic, "") for statistic in STATISTICS]
-                writer.writerow([level.level.name, metric.name, metric.unit, *values])
-        return text.getvalue()
+        return csv_of(self.levels)
 
     def records(self) -> Iterator[str]:
         """One line of JSON for each request; times are in seconds from the beginning of its level."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from contextlib import suppress
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -13,13 +12,13 @@ import grpc.aio
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess
 from slipstream.router.api.kserve.grpc.departures import ignore_departures
+from slipstream.router.api.kserve.grpc.grpc_tls import GrpcTls
 from slipstream.router.api.kserve.grpc.inference.infer_acceptor import InferAcceptor
 from slipstream.router.api.kserve.grpc.rpc_table import RpcTable
 from slipstream.router.api.kserve.kserve_server import KServeServer
-from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig
+from slipstream.router.config.kserve_config import KServeGrpcConfig
 from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.tensor_memory.region_pool import RegionPool
-from slipstream.router.tls.expiry import expires_at_s
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}  # `grpc_compression_level`
@@ -44,25 +43,33 @@ class GrpcServer:
         self._acceptor = InferAcceptor(server, access, pool, config.forward_headers, tracer)
         self._table = RpcTable(server, self._acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
         self._server: grpc.aio.Server | None = None
-        self.expires_at_s: float | None = None  # its certificate, which is read once; None: it has none
+        self._tls: GrpcTls | None = None
+        self._watch: asyncio.Task[None] | None = None  # of the files of its certificate
+
+    @property
+    def expires_at_s(self) -> float | None:
+        """Its certificate; None: it has none, or does not listen yet."""
+        return self._tls.files.expires_at_s if self._tls is not None else None
 
     async def start(self) -> int:
-        """Listens. Returns the port. Raises OSError if it cannot listen or read a certificate."""
+        """Listens. Returns the port. Raises OSError if it cannot listen, TlsFileError if its certificate cannot be
+        used."""
         port = self._config.port or 0
         ignore_departures()
         server = grpc.aio.server(handlers=(self._table,), options=_options(self._config))
         address = f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
         try:
             if self._config.tls.is_on:
-                pair = _pair(self._config.tls)
-                self.expires_at_s = expires_at_s(pair[1].decode("latin-1"))
-                bound = server.add_secure_port(address, _credentials(pair, self._config.tls.client_ca_file))
+                self._tls = GrpcTls(self._config.tls)
+                bound = server.add_secure_port(address, self._tls.credentials())
             else:
                 bound = server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(errno.EADDRINUSE, f"cannot listen for gRPC at {address}: {error}") from error
         await server.start()
         self._server = server
+        if self._tls is not None:
+            self._watch = asyncio.create_task(self._tls.files.watch(), name="certificate of gRPC")
         return int(bound)
 
     async def drain(self, deadline_s: float) -> None:
@@ -75,6 +82,8 @@ class GrpcServer:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no new RPCs from now on, lets those that run end for at most `grace_s`, and then cancels them. Safe to
         call twice."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -91,16 +100,3 @@ def _options(config: KServeGrpcConfig) -> list[tuple[str, int]]:
     if config.max_connection_age_s is not None:
         options.append(("grpc.max_connection_age_ms", round(config.max_connection_age_s * 1e3)))
     return options
-
-
-def _pair(tls: GrpcTlsConfig) -> tuple[bytes, bytes]:
-    """The key and the certificate. Raises OSError."""
-    assert tls.cert_file is not None
-    assert tls.key_file is not None
-    return Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes()
-
-
-def _credentials(pair: tuple[bytes, bytes], client_ca_file: str | None) -> grpc.ServerCredentials:
-    """Raises OSError if the authorities of clients cannot be read."""
-    clients = Path(client_ca_file).read_bytes() if client_ca_file is not None else None
-    return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)

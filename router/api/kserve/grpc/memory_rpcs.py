@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from tritonclient.grpc import service_pb2
 
-from slipstream.router.tensor_memory.client_regions import ClientRegion, ClientRegions
+from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.tensor_memory.client_regions import ClientRegion
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 
 
 class MemoryRpcs:
     """All methods raise InferError."""
 
-    def __init__(self, regions: ClientRegions) -> None:
-        self._regions = regions
+    def __init__(self, server: KServeServer) -> None:
+        self._regions = server.client_regions
+        self._keep_settings = server.keep_settings
 
     def system_status(
         self, request: service_pb2.SystemSharedMemoryStatusRequest
@@ -20,18 +22,20 @@ class MemoryRpcs:
         regions = self._regions.status(request.name)
         return service_pb2.SystemSharedMemoryStatusResponse(regions={each.name: _status(each) for each in regions})
 
-    def system_register(
+    async def system_register(
         self, request: service_pb2.SystemSharedMemoryRegisterRequest
     ) -> service_pb2.SystemSharedMemoryRegisterResponse:
         if not request.name:  # which would be all regions to the other calls
             raise InferError(f"Invalid shared memory region: '{request.key}'", InferErrorCode.INTERNAL)
         self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        await self._keep_settings()
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
-    def system_unregister(
+    async def system_unregister(
         self, request: service_pb2.SystemSharedMemoryUnregisterRequest
     ) -> service_pb2.SystemSharedMemoryUnregisterResponse:
         self._regions.unregister(request.name)
+        await self._keep_settings()
         return service_pb2.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, _: service_pb2.CudaSharedMemoryStatusRequest) -> service_pb2.CudaSharedMemoryStatusResponse:

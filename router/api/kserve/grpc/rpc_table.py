@@ -63,7 +63,7 @@ def _unary(server: KServeServer) -> Mapping[str, tuple[type[Message], Answer, Rp
     pb = service_pb2
     models = ModelRpcs(server)
     repository = RepositoryRpcs(server.repository)
-    memory = MemoryRpcs(server.client_regions)
+    memory = MemoryRpcs(server)
     settings = SettingsRpcs(server)
     return {
         "ServerLive": (pb.ServerLiveRequest, models.server_live, HEALTH),

@@ -25,21 +25,24 @@ class SettingsRpcs:
         self._service = server.service
         self._traces = server.traces
         self._logs = server.logs
+        self._keep_settings = server.keep_settings
 
-    def trace_setting(self, request: service_pb2.TraceSettingRequest) -> service_pb2.TraceSettingResponse:
+    async def trace_setting(self, request: service_pb2.TraceSettingRequest) -> service_pb2.TraceSettingResponse:
         """A setting without a value becomes what it was at first."""
         model = request.model_name
         if model and not self._service.is_ready(model):
             raise InferError(f"Request for unknown model : {model}")
         if request.settings:
             self._traces.update({name: _trace_value(name, each) for name, each in request.settings.items()}, model)
+            await self._keep_settings()
         value = service_pb2.TraceSettingResponse.SettingValue
         shown = self._traces.shown(model)
         return service_pb2.TraceSettingResponse(settings={name: value(value=texts) for name, texts in shown.items()})
 
-    def log_settings(self, request: service_pb2.LogSettingsRequest) -> service_pb2.LogSettingsResponse:
+    async def log_settings(self, request: service_pb2.LogSettingsRequest) -> service_pb2.LogSettingsResponse:
         if request.settings:
             self._logs.update({name: _log_value(name, each) for name, each in request.settings.items()})
+            await self._keep_settings()
         response = service_pb2.LogSettingsResponse()
         for name, value in self._logs.shown().items():
             setattr(response.settings[name], LOG_TYPES[name][0], value)

@@ -11,7 +11,6 @@ from slipstream.router.tensor_memory.region_pool import RegionLease, RegionPool,
 
 RAW_HEAD_LENGTH = HEAD_LENGTH.encode()  # as a request has it
 INFER = "/infer"  # the end of the paths whose bodies are bounded by the memory only
-KEPT_CODINGS = (b"", b"identity")
 
 
 class LargeBodies:

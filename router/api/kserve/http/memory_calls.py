@@ -17,6 +17,7 @@ from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 class MemoryCalls:
     def __init__(self, server: KServeServer) -> None:
         self._regions = server.client_regions
+        self._keep_settings = server.keep_settings
 
     async def status(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         shown = [
@@ -35,10 +36,12 @@ class MemoryCalls:
         key = as_text(found(fields, "key"))
         offset = as_uint(fields["offset"]) if has(fields, "offset") else 0
         self._regions.register(target.name, key, offset, as_uint(found(fields, "byte_size")))
+        await self._keep_settings()
         exchange.respond(200, b"", JSON)
 
     async def unregister(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         self._regions.unregister(target.name)
+        await self._keep_settings()
         exchange.respond(200, b"", JSON)
 
     async def cuda_status(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:

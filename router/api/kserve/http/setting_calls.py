@@ -23,12 +23,14 @@ class SettingCalls:
         self._service = server.service
         self._traces = server.traces
         self._logs = server.logs
+        self._keep_settings = server.keep_settings
 
     async def trace(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         if target.name and not self._service.is_ready(target.name):
             raise InferError(f"Request for unknown model : {target.name}")
         if request.method == "POST":
             self._traces.update(settings_in(request), target.name)
+            await self._keep_settings()
         shown: dict[str, Any] = dict(self._traces.shown(target.name))
         exchange.respond(
             200, orjson.dumps({name: values if name == LISTED else values[0] for name, values in shown.items()})
@@ -37,6 +39,7 @@ class SettingCalls:
     async def logging(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         if request.method == "POST":
             self._logs.update(settings_in(request))
+            await self._keep_settings()
         exchange.respond(200, orjson.dumps(self._logs.shown()))
 
 

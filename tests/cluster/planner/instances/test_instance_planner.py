@@ -58,6 +58,10 @@ class Cluster:
         return [decision.reason for _, model, decision in self.decisions if model == name and decision.actions]
 
 
+def asked(cluster: Cluster) -> list[int]:
+    return [decision.num_instances or 0 for _, _, decision in cluster.decisions if decision.actions]
+
+
 def one(bounds: InstanceCountsConfig = BOUNDS) -> Cluster:
     return Cluster([FluidTensorModel("a", 0.1)], {"a": bounds})
 
@@ -74,9 +78,18 @@ def test_as_many_instances_come_as_the_load_needs_and_the_queue_is_emptied() -> 
 
 def test_the_room_that_the_target_leaves_helps_to_empty_the_queue_before_more_instances_come() -> None:
     cluster = one()
-    cluster.run(45, a=25.0)
-    asked = [decision.num_instances for _, _, decision in cluster.decisions if decision.actions]
-    assert asked == [2, 4, 6]  # beside 2.5 for what comes, as many as empty the queue; all may be busy meanwhile
+    cluster.run(60, a=25.0)
+    assert asked(cluster) == [2, 4]  # 2.5 for what comes; the others, busy as well, empty the queue
+    assert cluster.models[0].num_waiting == 0
+
+
+@pytest.mark.parametrize("start_s", [10.0, 30.0, 60.0])
+def test_the_queue_of_a_slow_start_brings_hardly_more_instances_than_what_comes_needs(start_s: float) -> None:
+    cluster = one(replace(BOUNDS, max=16))
+    cluster.models[0] = FluidTensorModel("a", 0.1, start_s=start_s)
+    cluster.run(600, a=25.0)
+    assert asked(cluster)[:2] == [2, 4]
+    assert max(asked(cluster)) <= 5
     assert cluster.models[0].num_waiting == 0
 
 

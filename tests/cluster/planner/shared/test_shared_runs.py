@@ -86,6 +86,18 @@ def test_a_model_without_workers_gets_a_new_one_where_the_budget_has_room() -> N
     assert results["code"].num_failed == 0
 
 
+@pytest.mark.parametrize("start_s", [5.0, 60.0])
+def test_a_worker_that_has_just_come_is_seen_at_work_before_another_is_asked_for(start_s: float) -> None:
+    chat, code = CONFIG.models
+    busy = replace(chat, workload="isl=500,osl=500,rate=14,burst=1", split="1")
+    other = replace(code, workload="isl=500,osl=100,rate=0.5,burst=1", split="1")
+    config = replace(CONFIG, budget=BudgetConfig(workers=20), models=(busy, other), seconds=200.0)
+    models = [replace(one, profile=replace(one.profile, start_s=start_s)) for one in open_models(config)]
+    results = ModelsRun(config, models, 200.0).run("slo", config.divisions()[0])
+    asked = [action for one in results[0].decisions for action in one.actions if isinstance(action, AddWorkers)]
+    assert asked == [AddWorkers("decode", 1)]
+
+
 @pytest.mark.parametrize("heavy", ["chat", "code"])
 def test_where_there_are_too_few_workers_the_heavier_model_suffers_less(heavy: str) -> None:
     """Both would need four workers."""

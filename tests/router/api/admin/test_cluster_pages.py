@@ -38,7 +38,7 @@ def test_a_status_has_sums_and_each_model(tmp_path: Path) -> None:
             await PlayedWorker("decode", addresses).join()
             await until_ready(at)
             waiting = asyncio.create_task(ask(at, "POST", "/v1/completions", {**completion(), "model": "bytes"}))
-            while not router.service.cold_models:
+            while not router.service.signals_of("bytes").num_waiting:
                 await asyncio.sleep(0.002)
             status = orjson.loads((await ask(at, "GET", "/cluster/status"))[1])
             assert (status["ready"], status["num_waiting"], status["queue_depth"]) == (True, 1, {"0": 1})

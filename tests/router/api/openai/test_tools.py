@@ -339,6 +339,25 @@ def test_a_prompt_that_opens_reasoning_begins_the_output_in_it() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_marks_of_reasoning_are_read_whether_special_tokens_are_shown_or_not(skips: bool) -> None:
+    """As in vLLM. Text that no parser reads shows them."""
+    text = "<think>Hm.</think><|end|>Yes."
+    content, unread = ("Yes.", "Hm.Yes.") if skips else ("<|end|>Yes.", text)
+
+    async def main() -> None:
+        async with front(text, parsers=THINKING) as site:
+            message, _ = await message_of(site, skip_special_tokens=skips)
+            assert (message["reasoning"], message["content"]) == ("Hm.", content)
+            _, _, answer = await site.post("/v1/completions", prompt="a", max_tokens=99, skip_special_tokens=skips)
+            assert orjson.loads(answer)["choices"][0]["text"] == unread
+        async with front(text, parsers=ParserNames("none", "none")) as site:
+            message, _ = await message_of(site, skip_special_tokens=skips)
+            assert message["content"] == unread
+
+    run(main)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_is_the_whole_answer_however_its_tokens_are_grouped(seed: int) -> None:
     texts = [

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import random
+import ssl
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,9 @@ from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConf
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.tensor import Tensor
+from slipstream.router.tls import server_tls
+from slipstream.router.tls.expiry import expires_at_s
+from slipstream.router.tls.tls_files import TlsFileError
 from tests.support.router.fake_tensor_service import fake_models
 from tests.support.router.grpc_lab import (
     SERVICE,
@@ -434,11 +438,64 @@ async def test_with_a_certificate_clients_need_tls(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_with_authorities_of_clients_each_has_to_present_a_certificate(tmp_path: Path) -> None:
+    cert, key = own_certificate(tmp_path)
+    config = KServeGrpcConfig(port=0, tls=GrpcTlsConfig(str(cert), str(key), client_ca_file=str(cert)))
+    service = fake_models()
+    with RegionPool() as pool:
+        server = GrpcServer(config, KServeServer(service, service), Access(), pool, host="127.0.0.1")
+        port = await server.start()
+        known = grpc.ssl_channel_credentials(cert.read_bytes(), key.read_bytes(), cert.read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{port}", known) as channel:
+            assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == SERVING
+        unknown = grpc.ssl_channel_credentials(cert.read_bytes())
+        async with (
+            grpc.aio.secure_channel(f"localhost:{port}", unknown) as channel,
+            refused(grpc.StatusCode.UNAVAILABLE),
+        ):
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+        await server.stop()
+
+
+@in_loop
+async def test_a_renewed_certificate_is_presented_and_half_of_a_pair_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_tls, "LOOK_EVERY_S", 0.01)
+    caplog.set_level(logging.INFO)
+    cert, key = own_certificate(tmp_path)
+    first, old_key = cert.read_bytes(), key.read_bytes()
+    config = KServeGrpcConfig(port=0, tls=GrpcTlsConfig(str(cert), str(key)))
+    service = fake_models()
+    with RegionPool() as pool:
+        server = GrpcServer(config, KServeServer(service, service), Access(), pool, host="127.0.0.1")
+        port = await server.start()
+
+        async def presented() -> bytes:
+            pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=30)
+            return ssl.PEM_cert_to_DER_cert(pem)
+
+        async with grpc.aio.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(first)) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"") == SERVING
+            own_certificate(tmp_path)
+            second = ssl.PEM_cert_to_DER_cert(cert.read_text())
+            await until(lambda: "was taken up anew" in caplog.text)
+            assert await presented() == second
+            assert await check(b"") == SERVING  # over the connection that there was
+            key.write_bytes(old_key)
+            await until(lambda: "the TLS certificate of gRPC stays as it was" in caplog.text)
+            assert await presented() == second
+        assert server.expires_at_s == expires_at_s(cert.read_text())
+        await server.stop()
+
+
+@in_loop
 async def test_a_certificate_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     service = fake_models()
     missing = str(tmp_path / "none.pem")
     config = KServeGrpcConfig(port=0, tls=GrpcTlsConfig(cert_file=missing, key_file=missing))
-    with RegionPool() as pool, pytest.raises(FileNotFoundError, match=r"none\.pem"):
+    with RegionPool() as pool, pytest.raises(TlsFileError, match=r"repository\.grpc\.tls\.cert_file: .*none\.pem"):
         await GrpcServer(config, KServeServer(service, service), Access(), pool, host="127.0.0.1").start()
 
 

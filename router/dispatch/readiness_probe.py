@@ -22,8 +22,8 @@ PROMPT_TOKENS = 64  # several pages, the last one only partly filled
 NUM_TOKENS = 2  # the first comes from the prefill group, the second from the decode worker, after the hand-off
 
 
-class CanaryTarget(Protocol):
-    """What the canary needs of `GenerationService`."""
+class ProbeTarget(Protocol):
+    """What the probe needs of `GenerationService`."""
 
     @property
     def history(self) -> History: ...
@@ -35,16 +35,16 @@ class CanaryTarget(Protocol):
     def worker_port(self) -> WorkerPort: ...
 
 
-class Canary:
+class ReadinessProbe:
     """Sends a request to a model as soon as its workers are there, and repeats it until one has been answered
     completely.
 
     With every placement policy, the request goes through a prefill group if there is one; where `needs_prefill_group`
-    says so, the canary waits until there is. `missing` says what it still waits for; it is None once the canary has
+    says so, the probe waits until there is. `missing` says what it still waits for; it is None once the probe has
     succeeded.
     """
 
-    def __init__(self, service: CanaryTarget, model: str, needs_prefill_group: Callable[[], bool]) -> None:
+    def __init__(self, service: ProbeTarget, model: str, needs_prefill_group: Callable[[], bool]) -> None:
         self._service = service
         self._model = model
         self._needs_prefill_group = needs_prefill_group
