@@ -18,6 +18,7 @@ MAX_INTEGER = 2**63 - 1
 MIN_INTEGER = -(2**63) + 1024  # the next double to -2**63
 MAX_NUMBER = 10**17
 SMALLEST = Fraction(1, 10**20)  # bounds that are closer to 0 are moved there
+NUM_STEPS = 16  # of doubles; with one, llguidance rounds some bounds to the next integer
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 
 
@@ -142,8 +143,8 @@ def _inward(bound: Fraction, key: str, closed_key: str, sign: int) -> tuple[floa
 
 
 def _next_to(bound: float, sign: int) -> float:
-    """The number that is served and lies next to an integer, in this direction."""
-    return sign * float(SMALLEST) if bound == 0 else math.nextafter(bound, sign * math.inf)
+    """A number close to an integer, in this direction, that llguidance does not round to it."""
+    return sign * (float(SMALLEST) if bound == 0 else abs(bound) + NUM_STEPS * math.ulp(bound))
 
 
 def _rounded_up(value: int) -> int:

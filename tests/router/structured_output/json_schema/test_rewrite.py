@@ -89,7 +89,7 @@ TABLE: list[tuple[Schema, list[str], list[str]]] = [
     ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, ["0.5"], ["0", "0.0", "1"]),
     ({"type": "number", "minimum": -1, "exclusiveMaximum": 0}, ["-0.5"], ["-0", "0"]),
     ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.5"], ["0", "-0", "0.0", "0.51"]),
-    ({"type": "number", "exclusiveMinimum": 5, "maximum": 5.5}, ["5.1", "5.50"], ["5", "5.0", "5.51"]),
+    ({"type": "number", "exclusiveMinimum": 5, "maximum": 5.5}, ["5.1", "5.5"], ["5", "5.0", "5.51"]),
     ({"type": "number", "minimum": -5.5, "exclusiveMaximum": -5}, ["-5.1", "-5.5"], ["-5", "-5.0", "-5.51"]),
     ({"type": "number", "exclusiveMinimum": 99999, "maximum": 99999.5}, ["99999.1", "99999.5"], ["99999", "99999.0"]),
     ({"type": "number", "minimum": 5e-324}, ["0.1", "3"], ["0", "-1"]),
