@@ -178,6 +178,8 @@ def _follow(
         click.echo(json.dumps(fleet, indent=1))
     elif not names:
         click.echo("nothing to change")
+    elif waiting := [members[name] for name in names if name in members and members[name]["state"] == "pending"]:
+        click.echo(f"{len(waiting)} of {len(names)} wait for room: {waiting[0]['detail']}")
     if any(name in members and members[name]["state"] == "failed" for name in names):
         sys.exit(1)
 

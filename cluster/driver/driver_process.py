@@ -78,6 +78,8 @@ def _run(guardian: GuardianLink, target: ServeTarget | None, overrides: Override
             console.warning(source.sentence(f"{source.path}: {warning}"))
     address = ray_address(config.ray)
     try:
+        if before is None:
+            name_claim.check_unused(config.name, host_folders.run_folder())  # says more than a port that is in use
         if address is None and not guardian.is_again:  # else the holder has the ports
             check_ports(config, source)
         with name_claim.claim(config.name, host_folders.run_folder(), guardian.pid) as state_path:

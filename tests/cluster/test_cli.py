@@ -234,6 +234,21 @@ def test_a_name_that_is_taken_is_one_sentence_and_exit_code_2(slipstream: Comman
     assert only.startswith("slipstream: a cluster named mine runs already: stop it with `slipstream down mine`")
 
 
+def test_a_second_start_names_the_cluster_and_not_the_port_that_it_has(slipstream: CommandLine) -> None:
+    started = process_tree.start_time(os.getpid()) or 0.0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        slipstream.states.mkdir(parents=True, exist_ok=True)
+        running = ClusterState("mine", os.getpid(), started, str(LOCAL), "m", "ready", f"http://127.0.0.1:{port}")
+        state_file.write(slipstream.states / "mine.json", running)
+        done = slipstream("serve", LOCAL, "--name", "mine", "--port", str(port))
+    assert done.returncode == 2
+    (only,) = sentences(done)
+    assert only.startswith(
+        f"slipstream: a cluster named mine runs already (pid {os.getpid()}, http://127.0.0.1:{port})"
+    )
+
+
 def test_status_says_when_nothing_runs(slipstream: CommandLine) -> None:
     done = slipstream("status")
     assert (done.returncode, done.stdout) == (0, "no cluster runs here\n")

@@ -111,6 +111,9 @@ class ModelLookup:
 
     def _raise_unknown(self, asked: str, caller: Caller, model: str = "") -> NoReturn:
         """`model` exists, and only the version that was asked for does not."""
+        if asked in self.other_names(caller):
+            message = f"The model {asked!r} does not answer at this path; its 'kinds' in /v1/models say where it does."
+            raise HttpError(404, message, param="model", code=NOT_FOUND)
         has = self._listed(asked, caller)
         if model:
             versions = ", ".join(f"'{model}@{version}'" for version in self._status.versions_of(model) if version)

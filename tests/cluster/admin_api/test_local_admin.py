@@ -145,6 +145,18 @@ def test_scale_waits_for_a_cluster_that_is_not_up(here: Here, phase: ClusterPhas
     assert done.stderr == f"slipstream: mine is {phase}; waiting for it\n"
 
 
+def test_scale_ends_by_saying_how_many_workers_have_no_room(here: Here) -> None:
+    here.begin("ready")
+    here.phases = ["ready"]
+    full = fleet(4, added=["decode-1", "decode-2", "decode-3"])
+    for member in full["members"][2:]:
+        member |= {"state": "pending", "detail": "no node has 1 CPU free"}
+    here.api.answers = [fleet(1), full]
+    done = slipstream("scale", "decode=4")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1] == "2 of 3 wait for room: no node has 1 CPU free"
+
+
 def test_scale_waits_between_two_drivers(here: Here) -> None:
     here.begin("ready")
     here.kill()

@@ -258,6 +258,9 @@ async def test_other_names_are_those_of_language_models() -> None:
         status, error = await site.error("/v1/chat/completions", {"model": "other", "messages": HELLO})
         assert (status, error["code"]) == (404, "model_not_found")
         assert error["message"] == "The model 'other' does not exist; this server has 'rag'."
+        status, error = await site.error("/v1/responses", {"model": "rag", "input": "hello"})
+        assert (status, error["code"]) == (404, "model_not_found")
+        assert error["message"].startswith("The model 'rag' does not answer at this path; its 'kinds'")
 
 
 @in_loop
