@@ -28,18 +28,19 @@ EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
 MAX_NUMBER = 2**31 - 1  # of seconds, MiB or tokens: a larger number is a typo, and overflows where it is used
 POOLS = ("prefill", "decode")
 SINGLE = ("model", *POOLS)  # the settings of a cluster with a single model
-NO_AMOUNTS = ("version", "resources")  # a name that may look like a date; quantities in units of the user's
+KINDS = {"date": "a date", "datetime": "a time", "bytes": "binary data", "set": "a set"}  # of YAML that JSON has not
+NO_AMOUNTS = frozenset({"version", "resources"})  # a name that may look like a date; quantities in units of the user's
 
 
 def validated(file: SettingsFile) -> ClusterConfig:
     """The checked configuration. Raises ConfigError with all mistakes. A dataclass reports only its first mistake, and
     none while one of its parts is wrong; so whatever is wrong is removed, and the rest is checked again."""
     settings = file.settings
-    problems: list[str] = []
-    left_out: set[Key] = set()
-    for key, number in _too_large(settings):
-        problems.append(f"{file.place(key)}: must be at most {MAX_NUMBER}, got {_shown(number)}")
+    unusable = list(_unusable(settings))
+    problems = [f"{file.place(key)}: {reason}" for key, reason in unusable]
+    for key, _ in reversed(unusable):  # from behind, because that moves what follows in a list
         settings = _without(settings, key)
+    left_out: set[Key] = set()
     for _ in range(MAX_ROUNDS):
         try:
             config = _validate(settings)
@@ -57,7 +58,7 @@ def validated(file: SettingsFile) -> ClusterConfig:
             if rest == settings:
                 break
             settings = rest
-        except (TypeError, ValueError) as error:  # a value that JSON cannot express: a date, a set, binary data
+        except (TypeError, ValueError) as error:  # a key that JSON cannot express
             problems.append(f"{file.path}: {error}")
             break
         else:
@@ -67,14 +68,26 @@ def validated(file: SettingsFile) -> ClusterConfig:
     raise ConfigError(problems)
 
 
-def _too_large(settings: dict[str, Any], at: Key = ()) -> Iterator[tuple[Key, int | float]]:
+def _unusable(settings: dict[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Numbers that are too large, and what JSON cannot express (a date, a set, binary data), each with what is wrong
+    with it."""
+    for key, value in _values(settings):
+        if not isinstance(value, str | int | float | None):
+            kind = KINDS.get(type(value).__name__, "something")
+            yield key, f"YAML takes it for {kind}, which no setting is; put it in quotes, got {_shown(value)}"
+        elif isinstance(value, int | float) and MAX_NUMBER < abs(value) < math.inf and NO_AMOUNTS.isdisjoint(key):
+            yield key, f"must be at most {MAX_NUMBER}, got {_shown(value)}"
+
+
+def _values(settings: dict[str, Any], at: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """All values within sections and lists, each with its key."""
     for name, value in settings.items():
         key = (*at, str(name))
-        if isinstance(value, dict) and name not in NO_AMOUNTS:
-            yield from _too_large(value, key)
+        if isinstance(value, dict):
+            yield from _values(value, key)
         elif isinstance(value, list):
-            yield from _too_large({str(position): one for position, one in enumerate(value)}, key)
-        elif isinstance(value, int | float) and name not in NO_AMOUNTS and MAX_NUMBER < abs(value) < math.inf:
+            yield from _values({str(position): one for position, one in enumerate(value)}, key)
+        else:
             yield key, value
 
 
@@ -198,12 +211,9 @@ def _with_engine(raw: Any, engine: dict[str, Any]) -> Any:
 
 
 def _json(raw: dict[Hashable, Any] | dict[str, Any]) -> str:
-    def unknown(value: object) -> object:
-        raise ValueError(f"{value} is a {type(value).__name__}, which no setting is; put it in quotes")
-
     # A section without content (`ray:` with nothing below it) is null in YAML, and means the defaults.
     sections = {k for k, v in typing.get_type_hints(ClusterConfig).items() if dataclasses.is_dataclass(v)}
-    return json.dumps({str(k): v for k, v in raw.items() if not (v is None and k in sections)}, default=unknown)
+    return json.dumps({str(k): v for k, v in raw.items() if not (v is None and k in sections)})
 
 
 def _one_a_key(errors: list[ErrorDetails]) -> list[ErrorDetails]:

@@ -80,7 +80,7 @@ def repository_problems(config: RepositoryConfig) -> Iterator[tuple[Key, str]]:
     for kind, endpoints in config.endpoints.of_kinds().items():
         for entry, endpoint in endpoints.items():
             tokenizer = getattr(endpoint, "tokenizer", None)
-            if tokenizer is not None and not Path(tokenizer).is_dir():
+            if tokenizer is not None and not os.path.isdir(tokenizer):  # a name may be too long for Path
                 key_of_entry = "repository", "endpoints", kind, entry, "tokenizer"
                 yield key_of_entry, f"no such directory: {tokenizer}"
     for key in TLS_FILES:

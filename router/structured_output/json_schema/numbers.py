@@ -18,6 +18,7 @@ MAX_INTEGER = 2**63 - 1
 MIN_INTEGER = -(2**63) + 1024  # the next double to -2**63
 MAX_NUMBER = 10**17
 SMALLEST = Fraction(1, 10**20)  # bounds that are closer to 0 are moved there
+NUM_STEPS = 16  # of doubles; with one, llguidance rounds some bounds to the next integer
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 
 
@@ -106,8 +107,15 @@ def _numbers(
     if high is not None:
         greatest, high_key = _inward(high, high_key, "maximum", -1)
         if greatest == 0 and high_key == "exclusiveMaximum":  # or llguidance would allow -0
-            greatest, high_key = -float(SMALLEST), "maximum"
+            greatest, high_key = _next_to(greatest, -1), "maximum"
         out[high_key] = greatest
+    if least is not None and greatest is not None and greatest - least < 1:
+        # Both begin with the same integer, and llguidance would allow it although it is excluded.
+        if low_key == "exclusiveMinimum" and least >= 0 and least.is_integer():
+            least, low_key = _next_to(least, 1), "minimum"
+        if high_key == "exclusiveMaximum" and greatest < 0 and greatest.is_integer():
+            greatest, high_key = _next_to(greatest, -1), "maximum"
+        out = {low_key: least, high_key: greatest}
     is_open = low_key.startswith("ex") or high_key.startswith("ex")
     is_empty = least is not None and greatest is not None and (least > greatest or (least == greatest and is_open))
     if is_empty or (least or 0) > MAX_NUMBER or (greatest or 0) < -MAX_NUMBER:
@@ -132,6 +140,11 @@ def _inward(bound: Fraction, key: str, closed_key: str, sign: int) -> tuple[floa
     if sign * (Fraction(repr(value)) - bound) < 0:
         value = math.nextafter(value, sign * math.inf)
     return value, closed_key
+
+
+def _next_to(bound: float, sign: int) -> float:
+    """A number close to an integer, in this direction, that llguidance does not round to it."""
+    return sign * (float(SMALLEST) if bound == 0 else abs(bound) + NUM_STEPS * math.ulp(bound))
 
 
 def _rounded_up(value: int) -> int:

@@ -292,7 +292,14 @@ MODEL = "model: {path: tiny}\n"
             MODEL + "router: {dispatch: {worker_lease_s: 1.0e-9}}\n",
             "c.yaml:2: router.dispatch.worker_lease_s: must be at least 0.1, got 1e-09",
         ),
-        (MODEL + "name: 2026-11-21\n", "c.yaml: 2026-11-21 is a date, which no setting is; put it in quotes"),
+        (
+            MODEL + "router:\n  http:\n    host: 2026-11-21\n",
+            "c.yaml:4: router.http.host: YAML takes it for a date, which no setting is; put it in quotes, got ",
+        ),
+        (
+            MODEL + "router: {http: {cors_origins: ['*', !!binary aGVsbG8=]}}\n",
+            "c.yaml:2: router.http.cors_origins.1: YAML takes it for binary data, which no setting is; ",
+        ),
         (MODEL + "prefill: {tp: 2, num_gpus: 0.5}\n", "c.yaml:2: prefill.num_gpus: must be 0, 1 or more with tp 2"),
         (
             MODEL + "prefill:\n  engine: {page_tokens: 32}\n",

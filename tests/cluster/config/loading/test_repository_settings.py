@@ -113,6 +113,10 @@ def test_a_repository_may_stand_beside_models(folder: Path) -> None:
             "c.yaml:1: repository.endpoints.embeddings.a.tokenizer: no such directory: ",
         ),
         (
+            "repository: {paths: [tensors], endpoints: {embeddings: {a: {tokenizer: " + 300 * "x" + "}}}}",
+            "c.yaml:1: repository.endpoints.embeddings.a.tokenizer: no such directory: ",
+        ),
+        (
             "repository: {paths: [tensors], endpoints: {embeddings: {a: {}, b: {aliases: [a]}}}}",
             "c.yaml:1: repository.endpoints.embeddings: has the name 'a' twice",
         ),
