@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import sys
 import threading
 import time
@@ -26,11 +25,7 @@ from slipstream.router.model_files.cache.version_files import version_files
 from slipstream.router.model_files.file_digest import FilesChanged
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.protocol.messages import (
-    OLDEST_PROTOCOL_VERSION,
-    PROTOCOL_VERSION,
-    Build,
     Hello,
-    PageLayout,
     StepTime,
 )
 from slipstream.router.protocol.messages import Role as RoleName
@@ -70,6 +65,7 @@ from slipstream.workers.telemetry.tracing.attempt_traces import AttemptTraces
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerReport
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
+from slipstream.workers.worker_greeting import WorkerGreeting
 
 # Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
 SETUP_ERRORS = (ModelError, SourceError, FilesChanged, EngineConfigError, StagingError, TransportError)
@@ -119,7 +115,6 @@ class Worker:
         self._broken = threading.Event()
         self._broken_reason = ""
         self._router = (config.router_host, config.router_port)
-        self._build, self._layout = Build(), PageLayout()  # known once the model is loaded
 
     def prepare(self) -> GroupAddress | None:
         """Binds the ports where the other ranks meet this one. Idempotent. Raises OSError if `host` is not ours."""
@@ -238,7 +233,7 @@ class Worker:
             transfers = GroupTransfers([parts.agent, *ranks])
             tickets = parts.ticket_issuer(self._last_epoch(), addresses, config.transfer.slab_pages)
             self._reporter.show("warming_up", "generating the first tokens, timing steps")
-            self._build, self._layout = build_of(parts.runner), parts.page_layout(tickets)
+            greeting = WorkerGreeting(config, build_of(parts.runner), parts.page_layout(tickets), tickets.addresses)
             pages = GroupPages(parts.memory, ranks) if parts.is_elastic else None
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers), pages, processors)
             engine, profile = self._compute(build, config.role, parts)
@@ -249,7 +244,7 @@ class Worker:
             steps = StepSampler(profile)
             serving: RoleName | None = config.role
             while serving is not None:
-                work = partial(self._serve_role, serving, engine, transfers, stats, steps, tickets, link)
+                work = partial(self._serve_role, serving, engine, transfers, stats, steps, tickets, link, greeting)
                 serving = self._compute(work, serving, parts)
                 if serving is not None:
                     for rank in ranks:
@@ -299,10 +294,16 @@ class Worker:
         steps: StepSampler,
         tickets: TicketIssuer,
         link: RouterLink,
+        greeting: WorkerGreeting,
     ) -> RoleName | None:
         """Serves one role to its end. Returns the role to serve next, None if the worker ends."""
         self._reporter.serves_as(name)
         config = self._config
+
+        def hello(worker: PeerId) -> Hello:
+            self._reporter.connects_in(worker.epoch)
+            return greeting.hello(worker, name, engine)
+
         protocol = WorkerProtocol.in_role(
             name, engine, transfers, tickets, config.transfer.lease_s, stats, config.drain_s
         )
@@ -315,7 +316,7 @@ class Worker:
             inbox=self._inbox,
             router=link,
             tickets=tickets,
-            hello=lambda worker: self._hello(worker, name, engine, tickets),
+            hello=hello,
             show=self._reporter.show,
         ).run()
 
@@ -342,39 +343,6 @@ class Worker:
         """The epoch before the first. Epochs follow the wall clock, in milliseconds, so a restarted worker has a later
         one although the last is not remembered."""
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
-
-    def _hello(self, worker: PeerId, role: RoleName, engine: NativeEngine, tickets: TicketIssuer) -> Hello:
-        self._reporter.connects_in(worker.epoch)
-        limits = engine.limits
-        return Hello(
-            version=PROTOCOL_VERSION,
-            token=self._config.token,
-            worker=worker,
-            role=role,
-            model=self._config.model,
-            tp=self._config.tp,
-            pid=os.getpid(),
-            addresses=tickets.addresses,
-            page_tokens=limits.page_tokens,
-            num_pages=limits.num_pages,
-            max_slots=limits.max_slots,
-            max_queued_tokens=limits.max_queued_tokens,
-            max_model_len=limits.max_model_len,
-            max_step_tokens=limits.max_step_tokens,
-            prefix_caching=limits.prefix_caching,
-            model_version=self._config.model_version,
-            oldest_version=OLDEST_PROTOCOL_VERSION,
-            build=self._build,
-            layout=self._layout,
-            page_limit=engine.page_use().num_held if engine.has_elastic_pages else None,
-            reserves_output=limits.reserves_output and role == "decode",
-            keeps_states=limits.has_states,
-            block_tokens=limits.state_block_tokens or 0,
-            group_pages=() if limits.windows == (None,) else tuple(most or 0 for most in limits.most_blocks),
-            state_pages=limits.state_pages,
-            end_token_ids=tuple([token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]),
-            logits_processors=tuple(sorted(self._config.engine.logits_processors)),
-        )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:
         self._inbox.put_always(TransferEnded(rank, outcome))

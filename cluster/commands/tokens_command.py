@@ -1,4 +1,6 @@
-"""`slipstream tokens`: add, list and remove the admin API's tokens in a file. A running driver picks up changes."""
+"""`slipstream tokens`: add, list and remove the admin API's tokens in a file, and show that of a running cluster.
+
+A running driver picks up changes of the file."""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from pathlib import Path
 import click
 
 from slipstream.cluster.access.token_file import ROLES, parse_tokens, read_tokens
+from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
+from slipstream.cluster.state.clusters_here import cluster_here
 from slipstream.cluster.terminal import console
+from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.access.entry_list import KeyFileError, add_entry, edit_file, remove_entry
 
 TOKEN_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
@@ -19,7 +24,7 @@ TOKEN_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Pa
 
 @click.group("tokens")
 def tokens_command() -> None:
-    """Add, list and remove tokens of the admin API in a file (admin_api.tokens_file)."""
+    """Add, list and remove tokens of the admin API in a file (admin_api.tokens_file), or show a cluster's own one."""
 
 
 @tokens_command.command("add")
@@ -55,6 +60,18 @@ def list_command(file: Path) -> None:
 def remove_command(file: Path, name: str) -> None:
     """Remove the token called NAME from the file."""
     _edit(file, lambda text: remove_entry(text or "tokens: []", "tokens", name, parse_tokens))
+
+
+@tokens_command.command("show")
+@takes_name
+@NAME
+def show_command(name: str | None) -> None:
+    """Print the token of a cluster on this machine, with which its page and other programs may change it."""
+    with exit_on_command_error():
+        state = cluster_here(name, "this command on its host")
+        if not state.operator_url:
+            raise CommandError(f"{state.name} serves no admin API (admin_api.port is null in {state.config})")
+        click.echo(state.operator_token)
 
 
 def _edit(file: Path, edit: Callable[[str | None], str]) -> None:

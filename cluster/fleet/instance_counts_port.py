@@ -17,7 +17,7 @@ class InstanceCountsPort(Protocol):
         """Of the versions of a model that have instances; with "", of all models."""
 
     def counts(self, model: str) -> InstanceCountsConfig:
-        """As the deployment has them now."""
+        """The settings of a model as the deployment has them now."""
 
     async def set_counts(self, model: str, counts: InstanceCountsConfig, by: Author) -> None:
         """From now on. Returns before the instances have come or gone."""

@@ -169,7 +169,7 @@ class ModelAdmin:
         self._services.start(name, new.content)
 
     async def _start_groups(self, new: NewModel) -> None:
-        """From now on they count as there."""
+        """Starts the groups of a new model. From now on they count as there."""
         supervisor, fleet = self._cluster.supervisor, self._cluster.fleet.of_model(new.entry.name)
         groups = [one for role, pool in new.config.pools() for one in fleet.make(role, pool.replicas, fleet.newest)]
         await supervisor.add(groups)

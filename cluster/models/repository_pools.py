@@ -32,11 +32,11 @@ class PoolControl(Protocol):
 
     @property
     def names(self) -> Collection[str]:
-        """Of all models that the cluster has."""
+        """The names of all models that the cluster has."""
 
     def of(self, name: str) -> ServedPools | None: ...
     async def add(self, model: WantedModel) -> None:
-        """Returns when they serve."""
+        """Starts the pools of a model. Returns when they serve."""
 
     async def exchange(self, model: WantedModel) -> None:
         """Returns when the new ones serve. If they do not come up, those before serve on."""

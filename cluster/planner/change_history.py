@@ -118,7 +118,7 @@ class ChangeHistory:
         self._changing_since_s = now
 
     def look_again(self, now: float) -> None:
-        """What is seen begins anew."""
+        """Lets what is there settle once more, before it is judged."""
         self.settles_s = max(self.settles_s, now + self._config.settle_s)
 
     def may_add(self, now: float) -> bool:

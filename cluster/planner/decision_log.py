@@ -36,7 +36,7 @@ class DecisionRecord:
     model: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON tells it."""
+        """The record as it stands in JSON."""
         decision = self.decision
         shown: dict[str, Any] = {
             "number": self.number,
@@ -141,7 +141,7 @@ def _alternative_json(one: Alternative) -> dict[str, Any]:
 
 
 def _priced(shown: dict[str, Any]) -> dict[str, Any]:
-    """Without a price that is not known."""
+    """Leaves out a price that is not known."""
     if shown["price_per_hour"] is None:
         del shown["price_per_hour"]
     return shown

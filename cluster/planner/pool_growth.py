@@ -54,7 +54,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class GrowthChoice:
-    """`holds`: they are predicted to keep the levels."""
+    """The pools to grow to. `holds`: they are predicted to keep the levels."""
 
     pools: Pools
     holds: bool
@@ -86,7 +86,7 @@ def _rank(
     history: ChangeHistory,
     may_add: bool,
 ) -> tuple[float, ...] | None:
-    """The lower the better; None if they would not do."""
+    """How good these pools are: the lower, the better. None if they are out of the question."""
     predicted, cost, per_s = context.outlook(pools), context.cost(pools, history), shortage.per_s
     if pools.total > context.pools.total and not may_add:
         context.note(pools, predicted, "workers that were added lately have not come up")
@@ -115,7 +115,7 @@ def _rank(
 
 
 def _bears(context: DecisionContext, pools: Pools, config: PlannerConfig) -> float:
-    """So many times the load."""
+    """How many times the present load these pools bear."""
     bears = 1.0
     for room in ROOMS:
         if context.outlook(pools, room).attainment < config.target_attainment:

@@ -105,7 +105,7 @@ class SloPlanner:
         return DecisionContext(signals, fleet, now, limits, pools, self.history.start_s, self.prices)
 
     def decide_in(self, context: DecisionContext) -> PlannerDecision:
-        """Within the limits of the context."""
+        """The decision within the limits of the context."""
         return (
             self._wake(context)
             or self._wait(context)
@@ -116,12 +116,12 @@ class SloPlanner:
 
     @property
     def start_s(self) -> float:
-        """Until a new worker is there, as seen so far."""
+        """How long it takes until a new worker is there, as seen so far."""
         return self.history.start_s
 
     @property
     def swap_s(self) -> float:
-        """Until a worker of another model is there, as seen so far."""
+        """How long it takes until a worker of another model is there, as seen so far."""
         return self.history.swap_s
 
     def quiet_s(self, now: float) -> float:
@@ -150,7 +150,7 @@ class SloPlanner:
     def give(
         self, context: DecisionContext, then: Pools, why: str, actions: tuple[PlannerAction, ...] = ()
     ) -> PlannerDecision:
-        """Workers go to another model."""
+        """The decision to give workers to another model."""
         self._needed_all_s = context.now
         return self._change(context, "gives", why, then, actions)
 
@@ -313,7 +313,7 @@ class SloPlanner:
         return self._hold(context, "holds", f"{context.pools} keeps the levels")
 
     def _grow(self, context: DecisionContext, shortage: Shortage) -> PlannerDecision:
-        """The levels are not kept. What would?"""
+        """The levels are not kept: decides which pools would keep them."""
         current, late, seen = shortage.current, shortage.late, shortage.kept
         choice = choose(context, shortage, self._config, self.history)
 

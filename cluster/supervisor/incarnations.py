@@ -143,6 +143,6 @@ class Incarnations:
         self._instance_port.set_result(at.repository)
 
     def _num_ranks_beside(self, group: Group) -> int:
-        """On that host of the group which has the most."""
+        """The most ranks that any host of the group has, those of other groups included."""
         beside = Counter(place.node_id for other in self._members.groups.values() for place in other.member.locations)
         return max(beside[place.node_id] for place in group.locations)

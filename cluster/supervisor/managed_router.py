@@ -50,7 +50,7 @@ class ManagedRouter(Managed[RouterControl]):
                     self.ready.clear()  # the supervisor, which may hear of its end later, sets it for the next one
 
     async def _has_drained(self, end_s: float) -> bool:
-        """False: there is none to be drained any more."""
+        """Drains the router. False: it died meanwhile, and its successor is to be drained."""
         await self.ready.wait()
         try:
             await self.member.drain(max(end_s - asyncio.get_running_loop().time(), 0.0))
@@ -180,7 +180,7 @@ class ManagedRouter(Managed[RouterControl]):
         self.member.forget_model(model)
 
     async def _has_removed(self, model: str, end_s: float) -> bool:
-        """False: there is no router at the moment."""
+        """Has the router remove a model. False: there is no router at the moment."""
         await self.ready.wait()
         try:
             await self.member.remove_model(model, max(end_s - asyncio.get_running_loop().time(), 0.0))

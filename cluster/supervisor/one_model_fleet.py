@@ -43,7 +43,7 @@ FELT = ("quantization", "device", "cpu_kernels", "prefix_caching")
 
 
 class Site(Protocol):
-    """Where the groups of all models are."""
+    """What the fleets of all models share: names of groups, nodes, and the budget."""
 
     def pools_of(self, config: ClusterConfig) -> dict[Role, PoolResources]:
         """What the pools of a model reserve. Raises CannotPlace."""

@@ -59,7 +59,7 @@ class ModelDispatch:
         self.workers_left = asyncio.Event()  # no worker is connected; only kept up while it is leaving
 
     def of_version(self, version: str) -> ModelDispatch:
-        """Where workers of this version belong."""
+        """The dispatch of the workers of this version: that of the mirrored version, or this one."""
         return self.mirrored if self.mirrored is not None and version == self.mirrored_version else self
 
     @property

@@ -79,7 +79,7 @@ def _num_used(worker: WorkerState) -> int:
 
 
 class BudgetedPort(Protocol):
-    """Where workers are connected."""
+    """The service to which the workers are connected."""
 
     def budgeted_workers(self) -> list[BudgetedWorker]: ...
 

@@ -31,9 +31,9 @@ from slipstream.router.frontends.front_messages import (
     Scored,
     Settle,
     Submit,
-    TurnOver,
+    TurnEnded,
 )
-from slipstream.router.frontends.remote_service import NO_USAGE
+from slipstream.router.frontends.remote_dispatcher import NO_USAGE
 from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.exchange import Handler
 from slipstream.router.http.http_error import HttpError, internal_error
@@ -130,7 +130,7 @@ class FrontLink:
                 self._enter(message)
             case Settle():
                 self._settle(message)
-            case TurnOver(model, request_id, tools):
+            case TurnEnded(model, request_id, tools):
                 self._service.turn_ended(model, request_id, tools)
             case Refused(pickled):
                 self._service.note_refused(pickle.loads(pickled))

@@ -9,7 +9,7 @@ import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.ui.live_pages import ENTRIES_PATH, LiveStream
-from slipstream.router.frontends.remote_service import RemoteDispatcher
+from slipstream.router.frontends.remote_dispatcher import RemoteDispatcher
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 

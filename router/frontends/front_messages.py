@@ -4,7 +4,7 @@
       <----------- Begin -------------          once: what to serve, and where
       ------------ Listening --------->
       ------------ Submit ------------>  ... Scored, Output(emitted, ended), many to a message
-      ------------ TurnOver ---------->          which tools an answer calls
+      ------------ TurnEnded --------->          which tools an answer calls
       ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
       ------------ Refused ----------->          by a limit, or before it was submitted
@@ -94,7 +94,7 @@ class CancelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnOver:
+class TurnEnded:
     """The answer of a request that has ended, which came with a `Retention`, calls these tools."""
 
     model: str
@@ -314,7 +314,7 @@ class DrainFront:
 
 
 FrontMessage = (
-    Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded | TurnOver
+    Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded | TurnEnded
 )
 ModelChange = LoadModel | NameModel | RemoveModel
 DispatcherMessage = (
@@ -333,7 +333,7 @@ FRONTS = Vocabulary(
         Forget: 8,
         Refused: 9,
         ModelLoaded: 10,
-        TurnOver: 11,
+        TurnEnded: 11,
         Begin: 32,
         ServedLimits: 33,
         Output: 34,

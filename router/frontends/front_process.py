@@ -46,7 +46,8 @@ from slipstream.router.frontends.front_messages import (
 )
 from slipstream.router.frontends.front_models import FrontModels
 from slipstream.router.frontends.front_setup import FrontSetup, served_limits
-from slipstream.router.frontends.remote_service import RemoteAccess, RemoteDispatcher
+from slipstream.router.frontends.remote_access import RemoteAccess
+from slipstream.router.frontends.remote_dispatcher import RemoteDispatcher
 from slipstream.router.frontends.tally import counts_of
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession

@@ -19,7 +19,7 @@ MAX_GZIP_MEMBERS = 64  # of one body
 
 
 class TooLargeError(Exception):
-    """There is more than may be."""
+    """The decoded body is larger than allowed."""
 
 
 async def decode_body(request: Request, max_bytes: int) -> None:

@@ -12,7 +12,7 @@ class BodyPlace(Protocol):
 
     @property
     def view(self) -> memoryview:
-        """As long as the body."""
+        """The memory of the whole body."""
         ...
 
     def grow(self, num_bytes: int) -> bool:
@@ -52,7 +52,7 @@ class ArrivingBody:
 
     @property
     def room(self) -> memoryview:
-        """For what comes next."""
+        """Where the next bytes of the body go."""
         return self._view[self.num_filled : self._num_ready]
 
     def make_room(self, num_bytes: int = 1) -> bool:

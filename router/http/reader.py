@@ -52,7 +52,7 @@ class Request:
     large_body: BodyPlace | None = None  # instead of `body`
 
     def take_large_body(self) -> BodyPlace | None:
-        """The caller releases it from now on."""
+        """The large body, if there is one. The caller has to release it."""
         place, self.large_body = self.large_body, None
         return place
 
@@ -175,7 +175,7 @@ class RequestReader:
             self._arriving = None
 
     def take(self) -> deque[Request | HttpError]:
-        """What `refuse` left behind outside of `feed`."""
+        """What has arrived since the last call: requests, or the error of `refuse`."""
         arrived, self._arrived = self._arrived, deque()
         return arrived
 
@@ -283,7 +283,7 @@ class RequestReader:
             self._prepare_for(body_bytes)
 
     def _prepare_for(self, body_bytes: int) -> None:
-        """A large body comes next."""
+        """Takes a place for the large body that comes next."""
         if self._body_places is not None:
             try:
                 place = self._body_places.place_for(self.path, body_bytes, self._headers)

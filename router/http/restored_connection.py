@@ -26,10 +26,10 @@ class RestoredConnection(Generic[C]):
 
     @property
     def is_running(self) -> bool:
-        """An answer was under way."""
+        """Whether an answer was under way."""
         return self.phase in (AnswerPhase.RUNNING, AnswerPhase.STREAMING)
 
     @property
     def head_sent(self) -> bool:
-        """A part of the answer has been sent."""
+        """Whether a part of the answer has been sent."""
         return self.phase == AnswerPhase.STREAMING

@@ -90,7 +90,7 @@ class Routes(Generic[C]):
             self._described.append(Route(method, f"{prefix}{{id}}{suffix}", handler, body, query))
 
     def described(self) -> Sequence[Route]:
-        """What is shown to people."""
+        """The routes that are shown to people."""
         return self._described
 
     def has(self, path: str) -> bool:

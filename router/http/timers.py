@@ -81,7 +81,7 @@ class ConnectionTimers:
                 self._idle = self._loop.call_later(min(RELEASE_AFTER_S, self._limits.idle_s), self._check_idle)
 
     def hurry(self) -> None:
-        """The client is only turned away."""
+        """Shortens all limits, because the client is only turned away."""
         self._limits = ReadLimits(TURNED_AWAY_S, TURNED_AWAY_S, TURNED_AWAY_S)
 
     def linger(self) -> None:

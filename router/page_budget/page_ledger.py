@@ -35,7 +35,7 @@ class BudgetedWorker:
 
     @property
     def bytes_by_host(self) -> dict[str, float]:
-        """What a page takes on each host."""
+        """How many bytes a page takes on each host."""
         of_rank = self.page_bytes / len(self.hosts)
         return {host: of_rank * self.hosts.count(host) for host in self.hosts}
 
@@ -70,7 +70,7 @@ class PageLedger:
         return max([known, *(one.num_pages for one in self._underway)])
 
     def change(self, num_pages: int) -> PageLimit:
-        """A new limit, which is being sent."""
+        """Sets a new limit. Returns the message that is to be sent."""
         self.last_seq += 1
         self.limit = num_pages
         message = PageLimit(self.last_seq, num_pages)

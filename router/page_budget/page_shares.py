@@ -78,7 +78,7 @@ class _Division:
         self._weights = [worker.weight for worker in workers]
 
     def give(self, up_to: Sequence[int]) -> None:
-        """Each gets up to so many pages in all."""
+        """Gives each worker up to so many pages in all."""
         if self._left <= 0.0:
             return
         shares = water_fill(self._left, self._missing(up_to), self._weights)
@@ -92,7 +92,7 @@ class _Division:
                 self._add(at, missing)
 
     def whole(self) -> dict[str, int]:
-        """Whole pages."""
+        """The shares in whole pages."""
         return {
             worker.name: min(int((given + 1e-6) // worker.page_bytes), worker.num_pages)
             for worker, given in zip(self._workers, self._given, strict=True)

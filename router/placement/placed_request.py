@@ -126,7 +126,7 @@ class PlacedRequests(dict[str, PlacedRequest]):
     __slots__ = ()
 
     def of(self, state: RequestState) -> PlacedRequest:
-        """That of a request, made when it is first needed."""
+        """The placement record of a request, made when it is first needed."""
         placed = self.get(state.request_id)
         if placed is None:
             placed = self[state.request_id] = PlacedRequest(state)

@@ -72,7 +72,7 @@ class ServiceTimes:
         self._observe("prefill", (1.0, tokens, tokens * sample.prefill_context_tokens), seconds)
 
     def observe_transfer(self, num_pages: int, seconds: float) -> None:
-        """As the decode worker measured it."""
+        """The time of a transfer, as the decode worker measured it."""
         self._observe("transfer", (1.0, num_pages), seconds)
 
     def observe_gap(self, num_pages: int, seconds: float) -> None:

@@ -29,12 +29,12 @@ class LogMoments:
         self.sum_squares += logarithm * logarithm
 
     def since(self, then: LogMoments) -> LogMoments:
-        """Those of what was added between two moments."""
+        """The moments of what was added since `then`."""
         return LogMoments(self.num - then.num, self.sum - then.sum, self.sum_squares - then.sum_squares)
 
     @property
     def mean(self) -> float:
-        """Of the logarithms."""
+        """The mean of the logarithms."""
         return self.sum / self.num
 
     @property

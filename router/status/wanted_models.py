@@ -68,7 +68,7 @@ class WantedModels:
         return sum(map(len, self._wants.values()))
 
     def want(self, model: WantedModel) -> Want:
-        """Until it is dropped, or has failed."""
+        """Wants a model, until the want is dropped or has failed."""
         want = Want(next(self._numbers), model)
         self._wants.setdefault(model.name, []).append(want)
         self._tell()

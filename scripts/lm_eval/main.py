@@ -1,7 +1,8 @@
 """Runs lm-eval's tasks on a cluster (`local-completions`) and on transformers (`hf`), and compares each document.
 
-    scripts/lm_eval/run --python ENVIRONMENT/bin/python          an environment with lm-eval[api,hf], torch
-    scripts/lm_eval/run --python ... --only qwen3 --write        writes docs/results/lm_eval.md, too (with all models)
+    scripts/lm_eval/run --python ENVIRONMENT/bin/python     an environment with lm-eval[api,hf] and torch
+    scripts/lm_eval/run --python ... --only qwen3           one model
+    scripts/lm_eval/run --python ... --write                all, and writes docs/results/lm_eval.md
 
 Exits with 1 if a log-likelihood differs by more than rounding, or a choice or a generated text at all.
 """

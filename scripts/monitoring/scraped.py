@@ -65,7 +65,9 @@ def configuration(targets: Mapping[str, Target], folder: Path) -> dict[str, Any]
         raise ValueError(f"prometheus.yaml has the jobs {sorted(jobs)}, the cluster {sorted(targets)}")
     for name, job in jobs.items():
         target = targets[name]
-        job["static_configs"] = [{"targets": [urlsplit(target.url).netloc]}]
+        address = urlsplit(target.url)
+        job["scheme"], job["static_configs"] = address.scheme, [{"targets": [address.netloc]}]
+        job.pop("tls_config", None)
         job.pop("authorization", None)
         if target.key:
             key_file = folder / f"{name}.key"
@@ -77,7 +79,9 @@ def configuration(targets: Mapping[str, Target], folder: Path) -> dict[str, Any]
 
 @contextmanager
 def prometheus(targets: Mapping[str, Target], folder: Path) -> Iterator[Prometheus]:
-    """Runs until the block ends. Raises FileNotFoundError without the program, TimeoutError where it does not start."""
+    """Runs until the block ends. Certificates are verified with the authorities of the host, or with those in the file
+    that the environment's SSL_CERT_FILE names. Raises FileNotFoundError without the program, TimeoutError where it
+    does not start."""
     program = shutil.which("prometheus")
     if program is None:
         raise FileNotFoundError("prometheus is not on PATH (Debian: apt-get install prometheus)")

@@ -1,12 +1,14 @@
 """Scrapes a cluster that runs on this host, under some load, and evaluates all rules and all expressions of dashboards
-with its data: `python scripts/monitoring/try_on_cluster.py NAME [--seconds 60] [--key KEY] [--client-key KEY]`. It ends
-with 1 where an expression errs, has no data although it must, or where a scrape and the reference do not agree."""
+with its data: `python scripts/monitoring/try_on_cluster.py NAME [--seconds 60] [--key KEY] [--client-key KEY]
+[--ca-file FILE]`. It ends with 1 where an expression errs, has no data although it must, or where a scrape and the
+reference do not agree."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import os
 import sys
 import tempfile
 import time
@@ -47,6 +49,8 @@ JOBS = {"router": "slipstream-router", "driver": "slipstream-driver"}
 
 def main() -> int:
     asked = arguments()
+    if asked.ca_file is not None:
+        os.environ["SSL_CERT_FILE"] = str(asked.ca_file.resolve(strict=True))  # OpenSSL and Prometheus read it
     state = next((one for one in clusters_here.read_all(host_folders.run_folder()) if one.name == asked.name), None)
     if state is None:
         print(f"no cluster {asked.name!r} runs on this host", file=sys.stderr)
@@ -78,6 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of load, 15 at least")
     parser.add_argument("--key", default="", help="of an administrator, where the cluster has keys")
     parser.add_argument("--client-key", action="append", default=[], help="of a client; may be given several times")
+    parser.add_argument("--ca-file", type=Path, help="authorities of the ports' certificates, where these have TLS")
     return parser.parse_args()
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from tests.browser.conftest import SavePicture
 from tests.support.browser.hostile_texts import FORBIDDEN, HOSTILE_TEXTS
 from tests.support.browser.watched_host import WatchedHost, watched_host
@@ -31,6 +33,7 @@ WEATHER = [
 ]
 TOOL = '{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}'
 LONG = " ".join(f"word{number}" for number in range(400))
+SHORT = " ".join(f"word{number}" for number in range(12))
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +53,9 @@ def site(browser: Browser, other_host: WatchedHost, tmp_path_factory: pytest.Tem
     models = [
         ScriptedModel("thinker", [*rules, *WEATHER], make_thinking_model(folder / "thinker"), step_s=0.0005),
         ScriptedModel("writer", rules, step_s=0.0005),
-        ScriptedModel("slow", [{"match": "on", "reply": LONG}], step_s=0.05),
+        ScriptedModel("slow", [{"match": "not for long", "reply": SHORT}, {"match": "on", "reply": LONG}], step_s=0.05),
     ]
-    with scripted_router(folder, models) as site:
+    with closing(SocketHolder()) as holder, scripted_router(folder, models, holder=holder.path) as site:
         yield site
 
 
@@ -113,6 +116,15 @@ def test_an_answer_that_is_being_written_survives_a_reload_as_far_as_it_was(open
     answer = answer_by(page, "slow")
     assert "word9" in answer.inner_text()
     assert answer.get_by_text("stopped").count() == 1
+
+
+def test_an_answer_goes_on_where_it_was_when_the_router_is_killed(open_page: OpenPage, site: ScriptedSite) -> None:
+    page = chat_with(open_page, "slow")
+    say(page, "go on, but not for long")
+    answer = page.get_by_role("article", name="slow")
+    answer.get_by_text("word1").wait_for()
+    site.exchange_router(lambda: answer.get_by_text(SHORT).is_hidden() or pytest.fail("it had ended"))
+    assert SHORT in " ".join(answer_by(page, "slow").inner_text().split())
 
 
 def test_reasoning_is_folded_and_a_call_is_continued_with_its_result(open_page: OpenPage) -> None:

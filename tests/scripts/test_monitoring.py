@@ -15,10 +15,22 @@ from scripts.monitoring.families import labels_by_sample
 from scripts.monitoring.generate_dashboards import FOLDER, generated, text_of
 from scripts.monitoring.metrics_reference import PAGE, page
 from scripts.monitoring.panels import Dashboard, panel
+from scripts.monitoring.scraped import Target, configuration
 from slipstream.cluster.commands.dashboards_command import DOCS_PLACE
 
 PROMETHEUS = FOLDER.parent / "prometheus"
 RUNBOOKS = PAGE.parents[1] / "how-to" / "monitoring.md"
+
+
+def test_ports_with_tls_are_scraped_by_https_and_keys_are_shown(tmp_path: Path) -> None:
+    targets = {
+        "slipstream-router": Target("https://router.example:8000", "secret"),
+        "slipstream-driver": Target("http://127.0.0.1:8100"),
+    }
+    router, driver = configuration(targets, tmp_path)["scrape_configs"]
+    assert (router["scheme"], router["static_configs"]) == ("https", [{"targets": ["router.example:8000"]}])
+    assert Path(router["authorization"]["credentials_file"]).read_text() == "secret"
+    assert (driver["scheme"], "authorization" in driver) == ("http", False)
 
 
 def rules() -> list[dict[str, object]]:

@@ -93,7 +93,7 @@ class EngineStats:
 
 
 class RetentionTotals(Protocol):
-    """Pages: see `RetentionCounts`."""
+    """Numbers of pages; `RetentionCounts` says which."""
 
     num_held: int
     hits: int
@@ -108,14 +108,14 @@ class HintedOrder(Protocol):
     def counts(self) -> RetentionTotals: ...
 
     def advance(self, now_s: float) -> None:
-        """It is so late now."""
+        """Sets the time, by which holds end."""
 
     def retain(self, request_id: str, hint: RetentionHint) -> None:
         """A better hint about a request that has ended. Unknown ones are ignored."""
 
 
 class BlockSource(Protocol):
-    """A prefix cache."""
+    """The prefix cache, as far as it is reported to the router."""
 
     changes: CacheChanges
 

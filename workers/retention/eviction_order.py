@@ -260,7 +260,7 @@ class EvictionOrder(Generic[K]):
         heappush(self._deadlines, (hold.until_s, hold.entry, hold))
 
     def _fit(self) -> None:
-        """No more is held than may be."""
+        """Ends holds until no more pages are held than allowed."""
         while self.counts.num_held > self._max_held or len(self._holds) > MAX_HOLDS:
             self._displace()
 

@@ -12,7 +12,7 @@ INTERVAL_S = 0.1  # between reports that nothing waits for
 
 
 class PageUser(Protocol):
-    """An engine."""
+    """The part of an engine that is needed here."""
 
     def page_use(self) -> PageUse: ...
 

@@ -59,7 +59,7 @@ class InstancePlanner:
 
     @property
     def count(self) -> int:
-        """As many as are wanted."""
+        """How many instances are wanted now."""
         assert self._signals is not None
         return self._signals.count
 

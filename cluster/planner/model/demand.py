@@ -170,7 +170,7 @@ def backlog_of(signals: Signals) -> float:
 
 
 def _square(values: Spread) -> float:
-    """The mean of their squares."""
+    """The mean of the squares of some values."""
     return (1.0 + values.cv2) * values.mean**2
 
 

@@ -12,7 +12,7 @@ is off, and the next look at the cluster says whether the change helped.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.router.registry.sequence_pages import pages_of
@@ -177,16 +177,9 @@ def _steady(
         busy = min(share, 1.0)
         return 1.0 / (busy / chunk_s + (1.0 - busy) / step_s), share
 
-    # Decode: the batch at which as many tokens leave as come.
     max_batch = decode.max_batch(demand.isl + demand.osl)
     decode_load = each_per_s * steps * gap_at(max_batch)[0] / max_batch
-    batch = 0.0
-    for _ in range(40):
-        after = min(each_per_s * steps * gap_at(batch)[0], max_batch)
-        if abs(after - batch) <= 0.01 * after:
-            batch = after
-            break
-        batch = after
+    batch = _level_batch(lambda size: each_per_s * steps * gap_at(size)[0], max_batch)
     itl_s, local_load = gap_at(batch)
     local_s = [seconds + num * slope_s * batch for seconds, num in alone]  # what the prompts take, beside the batch
     decode_load = max(decode_load, local_load)
@@ -223,6 +216,17 @@ def _steady(
         smooth = _normal((level.itl_s - mean_itl_s) / sigma_s) if steps else 1.0
         attainment += level.share * (in_time / num_points) * smooth * has_slot
     return Outlook(attainment, attainment * demand.per_s, ttft_s, mean_itl_s, prefill_load, decode_load, local, batch)
+
+
+def _level_batch(next_batch: Callable[[float], float], max_batch: float) -> float:
+    """The batch at which as many tokens leave as come: that which `next_batch` makes of itself."""
+    batch = 0.0
+    for _ in range(40):
+        after = min(next_batch(batch), max_batch)
+        if abs(after - batch) <= 0.01 * after:
+            return after
+        batch = after
+    return batch
 
 
 def _waits(num_servers: int, load: float, service_s: Sequence[float], burstiness: float) -> tuple[float, float]:

@@ -26,10 +26,10 @@ class PlannedInstances(Protocol):
     """The instances of a cluster's tensor models. Raises OSError while there is no router to ask."""
 
     async def signals(self) -> Sequence[TensorSignals]:
-        """Of all versions that have instances."""
+        """The load of all versions that have instances."""
 
     async def resize(self, action: SetInstances, reason: str) -> None:
-        """Returns before the instances have come or gone."""
+        """Begins a change, and returns before the instances have come or gone."""
 
 
 class ClusterPlannerLoop(ModelsLoop):

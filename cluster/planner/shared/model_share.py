@@ -78,7 +78,7 @@ class FreeBudget:
         return int(min(room, MAX_ROOM))
 
     def times(self, num_gpus: float, num_cpus: float) -> float:
-        """How often these fit in."""
+        """How many times these GPUs and CPUs fit into what is free."""
         room = math.inf
         for free, each in ((self.num_gpus, num_gpus), (self.num_cpus, num_cpus)):
             if each > 0.0:
@@ -94,7 +94,7 @@ class FreeBudget:
         return int(missing)
 
     def without(self, number: int, needs: WorkerNeeds) -> FreeBudget:
-        """After so many more workers."""
+        """What is free once so many more workers are there."""
         return self.less(number, number * needs.num_gpus, number * needs.num_cpus)
 
     def less(self, num_workers: float, num_gpus: float, num_cpus: float) -> FreeBudget:

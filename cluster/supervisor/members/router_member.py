@@ -37,7 +37,7 @@ REPOSITORY_MODULES = ("slipstream.router.tensor_models", "slipstream.router.api.
 
 
 class ClientSocketHolder(Protocol):
-    """Has on this node what outlives a router."""
+    """The socket holder on this node, which keeps what outlives a router."""
 
     @property
     def path(self) -> Path: ...

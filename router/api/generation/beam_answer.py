@@ -55,7 +55,7 @@ class BeamAnswer:
 
     @property
     def records(self) -> list[RequestRecord]:
-        """Those of the prompts' first steps."""
+        """The records of the first step of each prompt."""
         return [run.first for run in self._runs if run.first is not None]
 
     def used(self) -> UsageCounts:

@@ -50,7 +50,7 @@ class PreparationStages:
         await asyncio.sleep(0)
 
     def _begin_turn(self) -> None:
-        """Those that wait go before new ones."""
+        """Lets those go on that wait, before new ones."""
         self._num_in_turn = 0
         while self._waiting and self._num_in_turn < MAX_A_TURN:
             model = next(iter(self._waiting))

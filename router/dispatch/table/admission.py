@@ -99,7 +99,7 @@ def most_queued_of(tenant: str, config: DispatchConfig) -> int:
 
 
 def own_deadlines_of(request: GenerateRequest, config: DispatchConfig) -> list[Deadline]:
-    """Those that the client has brought."""
+    """The deadlines that the client has set itself."""
     deadlines = []
     if request.timeout_s is not None:
         deadlines.append(Deadline("timeout_s", request.timeout_s))

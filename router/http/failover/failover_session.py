@@ -84,7 +84,7 @@ class FailoverSession:
         return failover
 
     def _receive_held(self, link: HolderLink) -> None:
-        """The connections come last."""
+        """Receives what the holder has kept: the connections come last."""
         last_read = NOTHING_READ
         while True:
             kind, number, fds = link.receive()

@@ -61,7 +61,7 @@ class OrphanedConnection:
 
     @property
     def is_running(self) -> bool:
-        """An answer was under way."""
+        """Whether an answer was under way."""
         return self.held.journal.phase in (AnswerPhase.RUNNING, AnswerPhase.STREAMING)
 
     @property
@@ -70,7 +70,7 @@ class OrphanedConnection:
         return self.held.journal.phase == AnswerPhase.RUNNING and self.held.journal.num_lives >= MAX_LIVES
 
     def restored(self, observer: ConnectionObserver[C]) -> RestoredConnection[C]:
-        """For the server that goes on with it now."""
+        """The connection in the form in which a server goes on with it."""
         journal, unfinished, refusal = self.held.journal, self.unfinished, None
         if self.is_given_up:
             message = "The routers that had this request were killed, one after the other. Ask again."

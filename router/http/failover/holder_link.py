@@ -51,7 +51,7 @@ class HolderLink:
 
     @property
     def has_room(self) -> bool:
-        """The holder takes another message at once."""
+        """Whether the holder takes another message at once."""
         return bool(self._poll.poll(0))
 
     def send(self, kind: HolderMessageKind, number: int, fds: Sequence[int] = ()) -> bool:

@@ -62,7 +62,7 @@ class JournalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedAnswer:
-    """What there is to go on from."""
+    """What another router needs to go on with an answer."""
 
     request: bytes  # as far as it has come
     continue_sent: bool  # the client was asked for its body

@@ -38,7 +38,7 @@ NOTHING_READ = FilledBuffer(NOT_HELD, b"")
 
 
 class ReceiveBuffer:
-    """The memory of one event loop."""
+    """The memory into which all connections of one event loop read."""
 
     def __init__(self, fd: int = -1) -> None:
         """In an open memory file, which remains the caller's; without one the memory is this process's own. Raises
@@ -53,7 +53,7 @@ class ReceiveBuffer:
 
     @property
     def last_read(self) -> FilledBuffer:
-        """A copy of what lies here."""
+        """A copy of what was read last, and the connection that it belongs to."""
         (number,) = NUMBER.unpack_from(self._memory)
         return FilledBuffer(number, self._data.tobytes())
 

@@ -21,7 +21,7 @@ COUNT = struct.Struct("=i")
 
 
 class SocketBytes(NamedTuple):
-    """Counts since the connection began."""
+    """What has gone through a socket since its connection began."""
 
     num_written: int  # bytes that the kernel has taken from this process
     num_read: int  # bytes that it has given to it

@@ -52,7 +52,7 @@ class StreamCheckpoint(Protocol):
 
 
 class NoCheckpoint:
-    """For an answer that ends with its router."""
+    """The checkpoint of an answer that ends with its router: nothing is noted."""
 
     def model(self) -> ModelId | None:
         return None

@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +41,12 @@ class ScriptedModel:
 
 @dataclass(frozen=True)
 class ScriptedSite:
-    """A router's URL, and the workers' processes in the order of the models."""
+    """A router's URL, and the workers' processes in the order of the models. `exchange_router` kills the router with
+    kill -9, calls what it is given, and starts another one at the same ports."""
 
     url: str
     workers: list[subprocess.Popen[str]]
+    exchange_router: Callable[[Callable[[], object]], None]
 
     @property
     def api(self) -> str:
@@ -58,39 +60,60 @@ def scripted_router(
     *,
     settings: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
+    holder: Path | None = None,
 ) -> Iterator[ScriptedSite]:
     """A router and workers for each model. What the programs say is in `folder`. `settings` are further sections of the
-    router's; `headers` let the site be asked whether it is ready."""
-    program = folder / "router.json"
-    sections = {"http": {"port": 0}, "admin": {"port": None}, "store": {"directory": str(folder / "store")}}
+    router's; `headers` let the site be asked whether it is ready. `holder` is the path of a socket holder."""
+    sections: dict[str, Any] = {
+        "http": {"port": 0},
+        "worker_port": 0,
+        "admin": {"port": None},
+        "store": {"directory": str(folder / "store")},
+    }
     for name, section in (settings or {}).items():
         sections[name] = sections.get(name, {}) | section
-    program.write_text(
-        json.dumps(
-            {
-                "models": [{"name": model.name, "model_dir": str(model.model_dir)} for model in models],
-                "token": SECRET,
-                "drain_s": 5,
-                "drain_grace_s": 0,
-                "router": sections,
-            }
-        )
-    )
+    program = {
+        "models": [{"name": model.name, "model_dir": str(model.model_dir)} for model in models],
+        "token": SECRET,
+        "drain_s": 5,
+        "drain_grace_s": 0,
+        "router": sections,
+        "keeper": None if holder is None else str(holder),
+    }
     with ExitStack() as programs:
-        log = folder / "router.txt"
-        router = programs.enter_context(_program(log, "slipstream.router.main", "--config", str(program)))
-        assert router.stdout is not None
-        line = router.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the router did not start: {log.read_text()[-2000:]}")
-        listening = json.loads(line)
-        site = ScriptedSite(listening["http"], [])
+        router, listening = _router(folder, program, programs)
+
+        def exchange_router(meanwhile: Callable[[], object]) -> None:
+            nonlocal router
+            router.kill()
+            router.wait()
+            meanwhile()
+            sections["http"]["port"], sections["worker_port"] = (
+                int(listening[name].rpartition(":")[2]) for name in ("http", "workers")
+            )
+            router, _ = _router(folder, program, programs)
+
+        site = ScriptedSite(listening["http"], [], exchange_router)
         for model in models:
             for number in range(model.num_workers):
                 worker = _worker(folder, f"{model.name}-{number}", model, listening["workers"])
                 site.workers.append(programs.enter_context(worker))
         _wait_until_ready(site, [model.name for model in models], folder, headers or {})
         yield site
+
+
+def _router(
+    folder: Path, program: Mapping[str, Any], programs: ExitStack
+) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """The process, and where it listens."""
+    path, log = folder / "router.json", folder / "router.txt"
+    path.write_text(json.dumps(program))
+    router = programs.enter_context(_program(log, "slipstream.router.main", "--config", str(path)))
+    assert router.stdout is not None
+    line = router.stdout.readline()
+    if not line:
+        raise RuntimeError(f"the router did not start: {log.read_text()[-2000:]}")
+    return router, json.loads(line)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from slipstream.cluster.tools.bench.client.bench_target import BenchError, Targe
 from slipstream.cluster.tools.bench.client.request_body import RequestBody
 from slipstream.cluster.tools.bench.client.server_facts import ServerFacts, ask, said
 from slipstream.cluster.tools.bench.load.bench_stages import BenchStage, run_stages
+from slipstream.cluster.tools.bench.load.level_run import LevelRun
 from slipstream.cluster.tools.bench.load.measures import errors_of
 from slipstream.cluster.tools.bench.profiling.isolated_runs import IsolatedRuns
 from slipstream.cluster.tools.bench.profiling.profile_fit import Conditions, profile_of, profile_warnings
@@ -86,15 +87,7 @@ def run_profile(
     load = list(phases(max_model_len, max_slots, num_workers))
     stages = [BenchStage(phase.level, phase.extent, phase.source) for phase in load]
     runs = uvloop.run(run_stages(stages, form, server.words, seed, sys.stderr))
-    if any(run.was_interrupted for run in runs):
-        raise BenchError("interrupted; no profile was written")
-    failed = errors_of(answer for run in runs for answer in run.answers)
-    if failed:
-        kind, (count, example) = next(iter(failed.items()))
-        raise BenchError(f"{count} requests of the load failed, so there is no profile: {kind}: {example}")
-    for run in runs:
-        if run.broke_off:
-            raise BenchError(f"{run.broke_off}; no profile was written")
+    check_runs(runs)
     router_profile, alone = fetched_from(admin, "/cluster/profile"), IsolatedRuns.of(load, runs)
     timelines = RequestTimelines(timelines_of(admin, load, runs, "prompt"), timelines_of(admin, load, runs, "beside"))
     profile = profile_of(
@@ -122,6 +115,19 @@ def run_profile(
         ],
         path,
     )
+
+
+def check_runs(runs: Sequence[LevelRun]) -> None:
+    """Raises BenchError if not all of the load was served."""
+    if any(run.was_interrupted for run in runs):
+        raise BenchError("interrupted; no profile was written")
+    failed = errors_of(answer for run in runs for answer in run.answers)
+    if failed:
+        kind, (count, example) = next(iter(failed.items()))
+        raise BenchError(f"{count} requests of the load failed, so there is no profile: {kind}: {example}")
+    for run in runs:
+        if run.broke_off:
+            raise BenchError(f"{run.broke_off}; no profile was written")
 
 
 def is_here(target: Target) -> bool:

@@ -68,5 +68,6 @@ export const apiKey = new Secret(
 export const adminToken = new Secret(
   "slipstream-admin-token",
   "Administrator's token",
-  "Changes need a token of the admin API. It is kept until this tab is closed, and sent to this server only.",
+  "Changes need a token of the admin API. On the host of the cluster, the command `slipstream tokens show` prints it. " +
+    "It is kept until this tab is closed, and sent to this server only.",
 );

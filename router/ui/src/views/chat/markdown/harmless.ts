@@ -17,6 +17,8 @@ export const markdown = new Marked({
     // HTML is shown as it was written. A picture would be asked for from another host, so its text stands for it.
     html: ({ text }) => escaped(text),
     image: ({ text, title }) => `[image: ${escaped(text || title || "without a text")}]`,
+    // Source text outside of a block of code keeps its indentation.
+    br: ({ raw }) => `<br>${"\u00a0".repeat(raw.length - raw.lastIndexOf("\n") - 1)}`,
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
   },
 });

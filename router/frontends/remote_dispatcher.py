@@ -7,14 +7,10 @@ import itertools
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from slipstream.router.access.access import Access, Permit
-from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
-from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.frontends.front_messages import (
     Ask,
     CancelRequest,
@@ -30,7 +26,7 @@ from slipstream.router.frontends.front_messages import (
     ServedLimits,
     Settle,
     Submit,
-    TurnOver,
+    TurnEnded,
 )
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -131,7 +127,7 @@ class RemoteDispatcher:
     def turn_ended(self, model: str, request_id: str, tools: Sequence[str]) -> None:
         """Which tools an answer calls. Nothing is kept of it if the dispatcher has ended."""
         if not self._is_lost:
-            self._send(TurnOver(model, request_id, tuple(tools)))
+            self._send(TurnEnded(model, request_id, tuple(tools)))
 
     def _cancel(self, number: int, reason: EarlyEnd) -> None:
         running = self._running.pop(number, None)
@@ -221,35 +217,6 @@ class RemoteDispatcher:
                 setattr(record, field.name, getattr(whole, field.name))
         record.timeline, record.finish = ended.timeline, ended.finish
         running.stream.end(ended.finish)
-
-
-@dataclass(frozen=True, slots=True)
-class RemotePermit(Permit):
-    """`number` is that of its Enter, 0 if it needed none."""
-
-    number: int = 0
-
-
-class RemoteAccess(Access):
-    """Keys are known here, from the same file; their limits and usage are counted in the dispatcher's process."""
-
-    def __init__(self, config: AccessConfig, executor: Executor, dispatcher: RemoteDispatcher) -> None:
-        super().__init__(replace(config, usage_file=None), executor)
-        self._dispatcher = dispatcher
-
-    async def enter(
-        self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
-    ) -> tuple[Permit, str]:
-        if caller.key is None:
-            return RemotePermit(caller, model, num_tokens, num_sequences), ""
-        entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences, is_resumed)
-        if entered.refusal is not None:
-            raise entered.refusal.exception()
-        return RemotePermit(caller, model, num_tokens, num_sequences, number=entered.number), entered.header_lines
-
-    def settle(self, permit: Permit, used: UsageCounts) -> None:
-        assert isinstance(permit, RemotePermit)
-        self._dispatcher.settle(permit.number, permit.model, used)
 
 
 def dispatcher_is_gone() -> HttpError:
