@@ -20,6 +20,11 @@ class TlsFileError(ValueError):
         super().__init__(f"{section}{key}: {reason}")
         self.key = key
         self.reason = reason
+        self._section = section
+
+    def __reduce__(self) -> tuple[type[TlsFileError], tuple[str, str, str]]:
+        """Ray carries it from a router that cannot start to the driver."""
+        return TlsFileError, (self.key, self.reason, self._section)
 
     def within(self, section: str) -> TlsFileError:
         """The same, of a file whose key is in this section (`http.tls.`)."""

@@ -61,7 +61,10 @@ def load_config(
         (("budget", "workers"), _check_workers),
         (("budget", "gpus"), _check_gpus),
     ):
-        problem = check(config)
+        try:
+            problem = check(config)
+        except OSError as error:  # a name that is too long for the system
+            problem = f"{error.filename}: {error.strerror}"
         if problem:
             found.append((key, problem))
     found.extend(tls_problems(config))

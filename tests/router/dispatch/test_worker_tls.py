@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
 import ssl
 from collections.abc import Coroutine
@@ -19,7 +20,7 @@ from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.router import Router
 from slipstream.router.tls.link_tls import LinkTlsConfig
-from slipstream.router.tls.tls_files import TlsFileError
+from slipstream.router.tls.tls_files import TlsFileError, load_authorities
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_program import MockConfig, MockProgram
 from tests.support.router.authority import Authority
@@ -182,3 +183,11 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
         replace(tls, ca_file=str(tmp_path / "missing.pem")).server_tls("the certificate for workers")
     with pytest.raises(TlsFileError, match=r"key_file: .*named.key: not the key of .*ca.pem"):
         replace(tls, cert_file=str(authority.cert)).client_context()
+
+
+def test_what_is_wrong_with_a_file_crosses_processes(tmp_path: Path) -> None:
+    with pytest.raises(TlsFileError) as raised:
+        load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), str(tmp_path / "none.pem"))
+    error = raised.value.within("http.tls.")
+    carried = pickle.loads(pickle.dumps(error))
+    assert (str(carried), carried.key, carried.reason) == (str(error), error.key, error.reason)

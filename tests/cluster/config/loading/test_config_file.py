@@ -284,6 +284,8 @@ MODEL = "model: {path: tiny}\n"
             MODEL + f"router: {{http: {{unix_socket: {'a' * 100}}}}}\n",
             "c.yaml:2: router.http.unix_socket: must be null or a path of at most 107 bytes, got ",
         ),
+        (MODEL + f"router: {{access: {{usage_file: {'a' * 300}}}}}\n", "c.yaml:2: router.access.usage_file: "),
+        (MODEL + f"router: {{store: {{directory: {'a' * 300}}}}}\n", "c.yaml:2: router.store.directory: "),
         (MODEL + "name: a b\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
         (MODEL + "name: -x\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
         (MODEL + f"name: {'a' * 65}\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
