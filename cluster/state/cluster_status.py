@@ -171,10 +171,10 @@ def _service(signals: dict[str, Any]) -> Iterator[str]:
         parts = [f"{window['num_arrivals'] / window['span_s']:.1f} requests/s" if window["span_s"] > 0 else ""]
         if first:
             met = sum(one["num_ttft_met"] for one in window["classes"]) / first
-            parts.append(f"TTFT p50 {ttft['p50']:.2f} s, p99 {ttft['p99']:.2f} s, in time {met:.0%}")
+            parts.append(f"TTFT p50 {latency(ttft['p50'])}, p99 {latency(ttft['p99'])}, in time {met:.0%}")
         if finished:
             met = sum(one["num_itl_met"] for one in window["classes"]) / finished
-            parts.append(f"ITL p50 {1e3 * itl['p50']:.0f} ms, p99 {1e3 * itl['p99']:.0f} ms, in time {met:.0%}")
+            parts.append(f"ITL p50 {latency(itl['p50'])}, p99 {latency(itl['p99'])}, in time {met:.0%}")
         ended = finished + window["num_failed"]
         if ended:
             good = sum(one["num_good"] for one in window["classes"]) / ended
@@ -182,6 +182,11 @@ def _service(signals: dict[str, Any]) -> Iterator[str]:
         if window["num_refused"]:
             parts.append(f"{window['num_refused']} refused")
         yield f"  last {window['span_s']:.0f} s: {'; '.join(filter(None, parts))}"
+
+
+def latency(seconds: float) -> str:
+    """A latency for people: of a laptop's milliseconds as of a long queue's seconds there is something to read."""
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def duration(seconds: float) -> str:

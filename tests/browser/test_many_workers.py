@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.browser.made_up_cluster import MadeUpSite, made_up_site
+from slipstream.router.api.ui.live_state import WHOLE, event
+from tests.support.browser.made_up_cluster import MadeUpCluster, MadeUpSite, made_up_site
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
     from tests.support.browser.page_opener import OpenPage
 
@@ -66,6 +69,26 @@ def test_a_row_that_comes_into_sight_shows_what_is(open_page: OpenPage) -> None:
     row = page.get_by_role("row", name=re.compile(f"^{LAST_WORKER} "))
     row.get_by_role("cell", name=re.compile(f"^(?!{first}$)[0-9]+$")).first.wait_for()
     assert num_requests(page, LAST_WORKER) > first
+
+
+def test_workers_name_their_model_where_there_are_several(open_page: OpenPage) -> None:
+    page = open_page("requests")
+    for models, has_column in ((("chat", "chat", "chat", "code"), True), (("chat",) * 4, False)):
+        entries = MadeUpCluster(4).read()
+        workers = [key for key in entries if key.startswith("worker/")]
+        for key, model in zip(workers, models, strict=True):
+            entries[key] = json.dumps({**json.loads(entries[key]), "model": model}).encode()
+        page.unroute_all()
+        page.route("**/cluster/live", partial(answer_with, event(WHOLE, entries)))
+        page.goto(page.url.split("?")[0].split("#")[0] + f"?{has_column}#/cluster")
+        table = page.get_by_role("region", name="Workers")
+        table.get_by_role("rowheader", name="decode-1").wait_for()
+        assert table.get_by_role("columnheader", name="Model").count() == has_column
+        assert table.get_by_role("cell", name="code", exact=True).count() == has_column
+
+
+def answer_with(events: bytes, route: Route) -> None:
+    route.fulfill(content_type="text/event-stream", body=events)
 
 
 def test_a_lost_connection_is_said_and_made_again(open_page: OpenPage, site: MadeUpSite) -> None:

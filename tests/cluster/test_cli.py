@@ -345,7 +345,7 @@ def test_status_says_how_requests_fared_lately() -> None:
     lines = list(describe(state, None, asdict(Signals(0.0, "r", 0.5, 0.05, 0, 0, 0.0, busy, quiet))))
     (line,) = [line for line in lines if line.startswith("  last")]
     assert line == (
-        "  last 10 s: 2.0 requests/s; TTFT p50 0.10 s, p99 0.40 s, in time 90%; "
+        "  last 10 s: 2.0 requests/s; TTFT p50 100 ms, p99 400 ms, in time 90%; "
         "ITL p50 4 ms, p99 20 ms, in time 100%; SLO kept by 60%; 3 refused"
     )
 

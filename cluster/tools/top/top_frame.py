@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from slipstream.cluster.commands.planner_command import action_text
+from slipstream.cluster.state.cluster_status import latency
 from slipstream.cluster.terminal.table import aligned
 
 Order = Literal["name", "load", "pages", "role"]
@@ -60,8 +61,8 @@ def _service(cluster: Shown, model: str) -> Iterator[str]:
         rate = window["num_arrivals"] / span_s if span_s > 0 else 0.0
         parts = [
             f"{rate:.1f} req/s",
-            f"TTFT p50 {ttft['p50']:.2f} p99 {ttft['p99']:.2f} s" if ttft["count"] else "",
-            f"ITL p50 {1e3 * itl['p50']:.0f} p99 {1e3 * itl['p99']:.0f} ms" if itl["count"] else "",
+            f"TTFT p50 {latency(ttft['p50'])} p99 {latency(ttft['p99'])}" if ttft["count"] else "",
+            f"ITL p50 {latency(itl['p50'])} p99 {latency(itl['p99'])}" if itl["count"] else "",
             f"{window['num_refused']} refused" if window["num_refused"] else "",
             f"{window['num_failed']} failed" if window["num_failed"] else "",
         ]

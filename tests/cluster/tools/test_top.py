@@ -36,7 +36,7 @@ def test_a_frame_has_the_load_the_queue_the_levels_and_every_worker() -> None:
     text = "\n".join(frame(cluster(), columns=200))
     assert "11 running, 3 waiting" in text
     assert "class 0: 3" in text
-    assert "2.0 req/s, TTFT p50 0.02 p99 0.50 s, ITL p50 20 p99 500 ms, 1 refused" in text
+    assert "2.0 req/s, TTFT p50 20 ms p99 500 ms, ITL p50 20 ms p99 500 ms, 1 refused" in text
     assert "[#########.]   90%" in text
 
 

@@ -17,6 +17,8 @@ interface TableProps {
 }
 
 export function WorkerTable({ workers, canAct, chosen }: TableProps) {
+  const sorted = byName(workers.values());
+  const hasModels = sorted.some((worker) => worker.model !== sorted[0]?.model);
   return (
     <section class="cluster-table" aria-label="Workers">
       <h3>Workers</h3>
@@ -25,6 +27,7 @@ export function WorkerTable({ workers, canAct, chosen }: TableProps) {
           <thead>
             <tr>
               <th scope="col">Name</th>
+              {hasModels && <th scope="col">Model</th>}
               <th scope="col">Role</th>
               <th scope="col">State</th>
               <th scope="col" class="number">
@@ -45,8 +48,14 @@ export function WorkerTable({ workers, canAct, chosen }: TableProps) {
             </tr>
           </thead>
           <tbody>
-            {byName(workers.values()).map((worker) => (
-              <WorkerRow key={worker.name} worker={worker} canAct={canAct} isChosen={worker.name === chosen} />
+            {sorted.map((worker) => (
+              <WorkerRow
+                key={worker.name}
+                worker={worker}
+                hasModels={hasModels}
+                canAct={canAct}
+                isChosen={worker.name === chosen}
+              />
             ))}
           </tbody>
         </table>
@@ -55,8 +64,15 @@ export function WorkerTable({ workers, canAct, chosen }: TableProps) {
   );
 }
 
-function WorkerRow(props: { worker: WorkerEntry; canAct: boolean; isChosen: boolean }) {
-  const { worker, canAct, isChosen } = props;
+interface CellsProps {
+  worker: WorkerEntry;
+  /** Whether there are workers of several models, so that each row names its own. */
+  hasModels: boolean;
+  canAct: boolean;
+}
+
+function WorkerRow(props: CellsProps & { isChosen: boolean }) {
+  const { worker, hasModels, canAct, isChosen } = props;
   const row = useRef<HTMLTableRowElement>(null);
   const shown = useWhileInSight(row, worker);
   useEffect(() => {
@@ -64,16 +80,17 @@ function WorkerRow(props: { worker: WorkerEntry; canAct: boolean; isChosen: bool
   }, [isChosen]);
   return (
     <tr ref={row} class={isChosen ? "cluster-chosen" : ""}>
-      <WorkerCells worker={shown} canAct={canAct} />
+      <WorkerCells worker={shown} hasModels={hasModels} canAct={canAct} />
     </tr>
   );
 }
 
 /** Drawn again only if the worker has changed. */
-const WorkerCells = memo(function WorkerCells({ worker, canAct }: { worker: WorkerEntry; canAct: boolean }) {
+const WorkerCells = memo(function WorkerCells({ worker, hasModels, canAct }: CellsProps) {
   return (
     <>
       <th scope="row">{worker.name}</th>
+      {hasModels && <td>{worker.model}</td>}
       <td>{worker.role}</td>
       <td class={worker.is_draining ? "warning" : ""}>{worker.is_draining ? "draining" : "serves"}</td>
       <td class="number">{worker.num_requests}</td>
