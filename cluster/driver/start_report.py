@@ -24,8 +24,10 @@ def first_request(config: ClusterConfig, state: ClusterState) -> Iterator[str]:
             yield f"gRPC: {state.grpc_url.removeprefix('grpc://')}"
         if state.tensor_metrics_url:
             yield f"Metrics: {state.tensor_metrics_url}/metrics"
-    if config.router.ui.enabled and config.router.admin.port is None and is_built():
+    if config.router.ui.enabled and is_built():
         yield f"Page: {state.url}/ui/"
+        if state.admin_url:
+            yield f"Page of the cluster: {state.admin_url}/ui/#/cluster"
     yield f"Ready at {state.url} (Ctrl-C to stop). Try:"
     curl = CurlTarget.of(state.url, config.router.http.tls)
     if config.has_model:

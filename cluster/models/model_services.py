@@ -118,7 +118,9 @@ class ModelServices:
     def _note(self, name: str, event: UpdateEvent, updater: Updater) -> None:
         status = updater.status
         what = f"{status.old} -> {status.new}" if status is not None else ""
-        author = event.by if event.by.reason else event.by._replace(reason=event.text)
+        has_reason = bool(event.by.reason)
+        author = event.by if has_reason else event.by._replace(reason=event.text)
+        subject = what or (event.text if has_reason else "")  # the text stands in one column
         before = self._update_phases.get(name, "")
         self._update_phases[name] = "" if event.phase in ENDED else event.phase
-        self._changes.note(author, "update" if what else "config", what or event.text, before, event.phase, model=name)
+        self._changes.note(author, "update" if what else "config", subject, before, event.phase, model=name)

@@ -37,6 +37,7 @@ class ChangeHistory:
         self._reversals: deque[float] = deque(maxlen=MAX_DOUBLINGS)  # when a change was taken back
         self._made: deque[tuple[float, Pools, Pools]] = deque(maxlen=MEMORY)
         self._failed_starts = 0
+        self._started_s = float("-inf")
         self._add_again_s = float("-inf")
         self._num_refused = 0  # changes that the cluster would not make
         self._change_again_s = float("-inf")
@@ -87,6 +88,7 @@ class ChangeHistory:
         self._failed_starts = 0
         if took_s <= self.start_bound_s:
             self.start_s += LEARN * (took_s - self.start_s)
+        self._started_s = now
         self.look_again(now)
 
     def start_failed(self, now: float) -> None:
@@ -123,6 +125,10 @@ class ChangeHistory:
 
     def may_add(self, now: float) -> bool:
         return now >= self._add_again_s
+
+    def has_just_started(self, now: float) -> bool:
+        """What is seen is not of the worker yet that another planner asked for."""
+        return now < self._started_s + self._config.settle_s
 
     def may_change(self, before: Pools, after: Pools, now: float) -> bool:
         """A change that takes an earlier one back waits, twice as long each time that this has happened lately, but no

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.support.browser.page_opener import OpenPage
 
 KEY = "the-key-of-operations"
+CALLERS_KEY = "the-key-of-a-caller"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 PREFIX = "/llm"
 REFRESH_MS = 2500.0  # and somewhat more
@@ -28,7 +29,10 @@ REFRESH_MS = 2500.0  # and somewhat more
 @pytest.fixture(scope="module")
 def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedSite]:
     folder = tmp_path_factory.mktemp("requests")
-    keys = [{"name": "operations", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "admin": True}]
+    keys = [
+        {"name": "operations", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "admin": True},
+        {"name": "caller", "sha256": hashlib.sha256(CALLERS_KEY.encode()).hexdigest()},
+    ]
     (folder / "keys.yaml").write_text(json.dumps({"keys": keys}))
     settings = {"access": {"keys_file": str(folder / "keys.yaml")}, "http": {"path_prefix": PREFIX}}
     models = [ScriptedModel("writer", [{"match": "a line", "reply": "One line."}])]
@@ -53,11 +57,11 @@ def open_page(browser: Browser, site: ScriptedSite) -> Iterator[OpenPage]:
         yield open_page
 
 
-def give_key(page: object) -> None:
+def give_key(page: object, key: str = KEY) -> None:
     from playwright.sync_api import Page
 
     assert isinstance(page, Page)
-    page.get_by_role("dialog").get_by_label("API key").fill(KEY)
+    page.get_by_role("dialog").get_by_label("API key").fill(key)
     page.get_by_role("button", name="Use it").click()
 
 
@@ -80,6 +84,23 @@ def test_a_wrong_key_is_asked_for_again(open_page: OpenPage) -> None:
     page.get_by_role("dialog").get_by_label("API key").and_(page.locator(":focus")).wait_for()
     give_key(page)
     page.get_by_role("table").wait_for()
+
+
+def test_a_view_of_administrators_says_which_key_it_needs(open_page: OpenPage) -> None:
+    page = open_page("cluster")
+    give_key(page, CALLERS_KEY)
+    page.get_by_role("dialog").get_by_text("/cluster/live needs an API key of an administrator.").wait_for()
+    give_key(page)
+    page.get_by_role("region", name="Workers").wait_for()
+
+
+def test_at_the_port_of_administrators_chat_leads_to_the_cluster(open_page: OpenPage) -> None:
+    page = open_page("requests")
+    page.route("**/v1/models", lambda route: route.fulfill(status=404, json={"error": {"message": "not here"}}))
+    page.goto(page.url.replace("#/requests", "?#/chat"))
+    page.get_by_text("Models answer at the port of clients").wait_for()
+    page.get_by_role("link", name="Go to the cluster").click()
+    page.get_by_role("heading", name="Cluster").wait_for()
 
 
 def test_a_key_that_was_not_given_is_asked_for_by_click_only(open_page: OpenPage) -> None:

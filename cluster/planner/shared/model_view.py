@@ -70,7 +70,7 @@ class ModelView:
     @property
     def may_start(self) -> bool:
         """What is seen is of the workers that have been started, and no start has failed lately."""
-        return self.planner.history.may_add(self.now) and not self.planner.is_settling(self.now)
+        return self.planner.history.may_add(self.now) and not self.planner.history.has_just_started(self.now)
 
     @property
     def is_idle(self) -> bool:

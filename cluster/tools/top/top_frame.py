@@ -14,6 +14,7 @@ ORDERS: tuple[Order, ...] = ("name", "load", "pages", "role")
 BAR_CELLS = 10
 MIN_COLUMNS = 20
 TENANTS = 8
+NO_TENANT = "-"
 
 Shown = Mapping[str, Any]
 
@@ -45,8 +46,8 @@ def _head(cluster: Shown) -> Iterator[str]:
         yield f"queue  {waiting}"
     tenants = router.get("longest_queues") or {}
     longest = sorted(tenants.items(), key=lambda one: (-one[1], one[0]))[:TENANTS]
-    if longest:
-        yield f"queue by tenant  {', '.join(f'{name}: {depth}' for name, depth in longest)}"
+    if any(tenants):  # without keys there is one without a name, and its queue is the whole
+        yield f"queue by tenant  {', '.join(f'{name or NO_TENANT}: {depth}' for name, depth in longest)}"
 
 
 def _service(cluster: Shown, model: str) -> Iterator[str]:

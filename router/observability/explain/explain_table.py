@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from slipstream.router.observability.explain.explain import Json
 
 NONE = "-"
+NEGLIGIBLE = 1e-9
 WHO = (("tenant", "tenant"), ("session", "session_id"), ("model", "model"), ("version", "version"))
 
 
@@ -180,7 +181,8 @@ def count(number_of: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.4g}"
+    """Four digits; what is next to nothing, as a sum that has decayed for long, is 0."""
+    return NONE if value is None else f"{value if abs(value) >= NEGLIGIBLE else 0:.4g}"
 
 
 def columns(rows: Sequence[tuple[str, ...]], indent: str = "") -> list[str]:

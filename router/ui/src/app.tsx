@@ -21,13 +21,14 @@ const PLAYGROUND: View = {
   title: "Playground",
   load: async () => (await import("./views/playground/playground_view")).PlaygroundView,
 };
+const CLUSTER: View = {
+  name: "cluster",
+  title: "Cluster",
+  load: async () => (await import("./views/cluster/cluster_view")).ClusterView,
+};
 const VIEWS: readonly View[] = [
   CHAT,
-  {
-    name: "cluster",
-    title: "Cluster",
-    load: async () => (await import("./views/cluster/cluster_view")).ClusterView,
-  },
+  CLUSTER,
   {
     name: "requests",
     title: "Requests",
@@ -39,7 +40,9 @@ const VIEWS: readonly View[] = [
 /** The view that the address names; without one, the first that there is something to do in. */
 function currentView(): View {
   const wanted = VIEWS.find((one) => one.name === route.value.view);
-  return wanted ?? (services.value?.hasLanguageModels === false ? PLAYGROUND : CHAT);
+  if (wanted) return wanted;
+  if (services.value?.areForClients === false) return CLUSTER;
+  return services.value?.hasLanguageModels === false ? PLAYGROUND : CHAT;
 }
 
 /** The frame around the views. */

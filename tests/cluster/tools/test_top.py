@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from slipstream.cluster.tools.top.top_frame import bar, frame
 
 
@@ -79,6 +81,14 @@ def test_a_frame_has_the_longest_queues_of_tenants_and_the_decisions_of_the_plan
     assert "t2: 2" not in text
     assert "+1 decode: too slow" in text
     assert "m: holds: enough" in text
+
+
+@pytest.mark.parametrize(("waiting", "shown"), [({"": 5}, []), ({"": 5, "a": 6}, ["queue by tenant  a: 6, -: 5"])])
+def test_requests_without_a_tenant_have_no_queue_of_their_own_unless_there_are_others(
+    waiting: dict[str, int], shown: list[str]
+) -> None:
+    lines = frame(cluster(longest_queues=waiting), columns=200)
+    assert [line for line in lines if line.startswith("queue by tenant")] == shown
 
 
 def test_tensor_models_have_their_state_and_their_instances() -> None:

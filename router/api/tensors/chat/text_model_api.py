@@ -66,15 +66,7 @@ class TextModelApi:
             await self._answer(call, TextAnswer(body, form, source, body.texts[0]), model, exchange)
 
     async def _source(self, model: ModelCaller, config: ChatEndpoint, param: str) -> TextSource:
-        return await TextSource.of(
-            self._tokenizers,
-            model.endpoint,
-            param,
-            model.spec,
-            folder=config.tokenizer,
-            max_tokens=None,
-            truncate=False,
-        )
+        return await TextSource.of(self._tokenizers, model, param, folder=config.tokenizer)
 
     async def _answer(self, call: EndpointCall, answer: TextAnswer, model: ModelCaller, exchange: ApiExchange) -> None:
         config = cast(ChatEndpoint, call.config)

@@ -44,9 +44,8 @@ class TextVectors:
         run = EncoderRun(call, config, model)
         source = await TextSource.of(
             self._tokenizers,
-            model.endpoint,
+            model,
             param,
-            model.spec,
             folder=config.tokenizer,
             max_tokens=config.max_tokens,
             truncate=config.truncate,

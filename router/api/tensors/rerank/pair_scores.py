@@ -47,9 +47,8 @@ class PairScores:
         model = call.model()
         source = await TextSource.of(
             self.tokenizers,
-            model.endpoint,
+            model,
             param,
-            model.spec,
             folder=config.tokenizer,
             max_tokens=config.max_tokens,
             truncate=config.truncate,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.router.api.tensors.models.endpoint_errors import invalid, misconfigured
+from slipstream.router.api.tensors.models.model_caller import ModelCaller
 from slipstream.router.api.tensors.models.tensor_arrays import Array
 from slipstream.router.api.tensors.text.endpoint_tokenizer import (
     EndpointTokenizer,
@@ -17,7 +18,6 @@ from slipstream.router.api.tensors.text.endpoint_tokenizer import (
     num_chars,
 )
 from slipstream.router.api.tensors.text.token_inputs import checked_length, length_limit, tokenizer_folder
-from slipstream.router.tensors.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,22 @@ class TextSource:
     async def of(
         cls,
         tokenizers: EndpointTokenizers,
-        endpoint: str,
+        model: ModelCaller,
         param: str,
-        spec: ModelSpec,
         *,
         folder: str | None,
-        max_tokens: int | None,
-        truncate: bool,
+        max_tokens: int | None = None,
+        truncate: bool = False,
     ) -> TextSource:
-        found = tokenizer_folder(folder, spec)
+        """`folder` is that of the tokenizer; None: that of the model, if it has one."""
+        found = tokenizer_folder(folder, model.spec)
         tokenizer = None
         if found is not None:
             try:
                 tokenizer = await tokenizers.of(found)
             except (OSError, ValueError) as error:
-                raise misconfigured(endpoint, f"its tokenizer cannot be used: {error}") from error
-        return cls(endpoint, param, tokenizer, length_limit(max_tokens, tokenizer), truncate)
+                raise misconfigured(model.endpoint, f"its tokenizer cannot be used: {error}") from error
+        return cls(model.endpoint, param, tokenizer, length_limit(max_tokens, tokenizer), truncate)
 
     @property
     def pad_id(self) -> int:

@@ -3,6 +3,9 @@ import { apiKey, type Secret } from "./secrets";
 
 export { adminToken, apiKey } from "./secrets";
 
+/** The code of a refusal to a key that is right and is not an administrator's. */
+const ADMIN_ONLY = "admin_only";
+
 /** What went wrong, in the words of the server. `status` is 0 where it was not reached. */
 export class ApiError extends Error {
   constructor(
@@ -39,7 +42,7 @@ export async function send(path: string, asked: Asked = {}): Promise<Response> {
     const error = await errorOf(response);
     if (!secret || !wantsAnother(error)) throw error;
     if (isRead(asked) && secret.isDeclined.value) throw error;
-    if (!(await secret.ask(shown))) throw error;
+    if (!(await secret.ask(shown, error.code === ADMIN_ONLY ? error.message : ""))) throw error;
   }
 }
 
@@ -49,7 +52,7 @@ function isRead(asked: Asked): boolean {
 
 /** Whether another key may help. A key that may not use a model is a key of its own right, and is kept. */
 function wantsAnother(error: ApiError): boolean {
-  return error.status === 401 || (error.status === 403 && error.code === "admin_only");
+  return error.status === 401 || (error.status === 403 && error.code === ADMIN_ONLY);
 }
 
 async function sendOnce(path: string, asked: Asked, secret: string): Promise<Response> {

@@ -38,18 +38,19 @@ export class Secret {
     else sessionStorage.removeItem(this.name);
   }
 
-  /** Asks a person once, however many requests were refused. Returns whether there is another secret than `refused`. */
-  ask(refused: string): Promise<boolean> {
+  /** Asks a person once, however many requests were refused, and says `why`: by default that `refused` was wrong. Returns
+   * whether there is another secret than `refused`. */
+  ask(refused: string, why = ""): Promise<boolean> {
     if (this.value !== refused) return Promise.resolve(true);
-    this.asking ??= this.questioned(refused).finally(() => {
+    this.asking ??= this.questioned(why || (refused ? REFUSED : "")).finally(() => {
       this.asking = null;
     });
     return this.asking;
   }
 
-  private async questioned(refused: string): Promise<boolean> {
+  private async questioned(why: string): Promise<boolean> {
     const given = await new Promise<string | null>((answer) => {
-      secretQuestion.value = { title: this.title, about: refused ? `${REFUSED} ${this.about}` : this.about, answer };
+      secretQuestion.value = { title: this.title, about: why ? `${why} ${this.about}` : this.about, answer };
     });
     secretQuestion.value = null;
     this.isDeclined.value = given === null;

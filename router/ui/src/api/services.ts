@@ -1,6 +1,6 @@
 /** What the server offers: models of language, a repository, or both. */
 import { signal } from "@preact/signals";
-import { getJson } from "./client";
+import { ApiError, getJson } from "./client";
 
 /** An entry of `/v1/models`. `kinds` are the endpoints of a tensor model; models of language have none. */
 export interface ModelCard {
@@ -16,6 +16,8 @@ export interface ModelCard {
 export interface Services {
   models: ModelCard[];
   hasLanguageModels: boolean;
+  /** False at the administrators' port, which has the state of the cluster and no models. */
+  areForClients: boolean;
 }
 
 /** null until it is known. */
@@ -27,8 +29,22 @@ export function chatModels(cards: readonly ModelCard[]): ModelCard[] {
 }
 
 export async function readServices(): Promise<Services> {
-  const models = (await getJson<{ data: ModelCard[] }>("v1/models")).data;
-  const found = { models, hasLanguageModels: chatModels(models).length > 0 };
+  const models = await modelCards();
+  const found = {
+    models: models ?? [],
+    hasLanguageModels: chatModels(models ?? []).length > 0,
+    areForClients: models !== null,
+  };
   services.value = found;
   return found;
+}
+
+/** null: this port has no API for clients. */
+async function modelCards(): Promise<ModelCard[] | null> {
+  try {
+    return (await getJson<{ data: ModelCard[] }>("v1/models")).data;
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) return null;
+    throw error;
+  }
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
+from slipstream.cluster.planner.change_history import LEAST_STUCK_S
 from slipstream.cluster.planner.planner_decision import AddWorkers, MoveWorker
 from slipstream.cluster.planner.shared.shared_loading import load_shared_planner
 from slipstream.cluster.tools.sim.run_result import RunResult
@@ -96,6 +98,21 @@ def test_a_worker_that_has_just_come_is_seen_at_work_before_another_is_asked_for
     results = ModelsRun(config, models, 200.0).run("slo", config.divisions()[0])
     asked = [action for one in results[0].decisions for action in one.actions if isinstance(action, AddWorkers)]
     assert asked == [AddWorkers("decode", 1)]
+
+
+def test_a_worker_that_does_not_come_is_followed_by_others_ever_more_rarely_within_the_budget() -> None:
+    chat, code = CONFIG.models
+    rests = replace(chat, workload="isl=500,osl=20,rate=1,burst=1", split="1")
+    sleeps = replace(code, workload="isl=500,osl=20,rate=0.2,burst=1", split="0", min_workers=0)
+    planner = PlannerConfig(enabled=True, start_s=10.0)
+    config = replace(CONFIG, planner=planner, budget=BudgetConfig(workers=4), models=(rests, sleeps), seconds=650.0)
+    models = [replace(one, profile=replace(one.profile, start_s=600.0)) for one in open_models(config)]
+    woken = ModelsRun(config, models, 650.0).run("slo", config.divisions()[0])[1]
+    asked = [one.at_s for one in woken.decisions for action in one.actions if isinstance(action, AddWorkers)]
+    gaps = [later - earlier for earlier, later in pairwise(asked)]
+    assert 2 <= len(asked) <= 3
+    assert min(gaps) > LEAST_STUCK_S
+    assert gaps == sorted(gaps)
 
 
 @pytest.mark.parametrize("heavy", ["chat", "code"])

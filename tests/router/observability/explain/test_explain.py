@@ -8,7 +8,7 @@ from openai import BadRequestError
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.observability.explain.explain import explanation, summary
-from slipstream.router.observability.explain.explain_table import listing, table
+from slipstream.router.observability.explain.explain_table import listing, number, table
 from slipstream.router.protocol.generation import GenerationError, GenerationFinish, Levels, Slo, Usage
 from slipstream.router.requests.history import (
     MAX_EVENTS,
@@ -177,6 +177,11 @@ def test_the_table_shows_every_candidate_with_its_terms_and_marks_the_chosen() -
     assert lines[head + 5].endswith("failed this request before")
     [ttft] = [line for line in lines if line.strip().startswith("TTFT")]
     assert ttft.split() == ["TTFT", "110.00", "ms", "120.00", "ms", "200.00", "ms"]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(None, "-"), (0.0126214, "0.01262"), (8.659e-45, "0"), (-0.25, "-0.25")])
+def test_costs_have_four_digits_and_what_is_next_to_nothing_is_zero(value: float | None, shown: str) -> None:
+    assert number(value) == shown
 
 
 def test_a_request_in_the_queue_can_be_explained() -> None:

@@ -24,6 +24,7 @@ export function ChatView({ item }: { item: string }) {
     const first = models.includes(item) ? item : models[0];
     if (first && !columns.value.some((one) => models.includes(one))) columns.value = [first];
   }, [models.join("\n"), item]);
+  if (services.value?.areForClients === false) return <OtherPort />;
   if (services.value && !models.length) return <NoModels />;
   return (
     <div class="chat">
@@ -78,6 +79,18 @@ function followEnd(): () => void {
     grown.disconnect();
     removeEventListener("scroll", scrolled);
   };
+}
+
+function OtherPort() {
+  return (
+    <>
+      <h2>Chat</h2>
+      <p>This is the port of administrators. Models answer at the port of clients, which has this page as well.</p>
+      <p>
+        <Link to="cluster">Go to the cluster</Link>
+      </p>
+    </>
+  );
 }
 
 function NoModels() {
