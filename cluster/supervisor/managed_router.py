@@ -123,10 +123,14 @@ class ManagedRouter(Managed[RouterControl]):
                 await self.member.set_tensor_versions(model, config)
 
     async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
-        """How the versions of a model of the repository do; None if there is no such model. Raises OSError while there
-        is no router or it does not answer."""
+        """How the versions of a model of the repository do; None if there is no such model. A router that dies is
+        followed by another one, which is asked then. Raises OSError if none answers."""
         async with asyncio.timeout(PATIENCE_S):
-            return await self.member.tensor_versions(model)
+            while True:
+                await self.ready.wait()
+                with suppress(ConnectionError):
+                    return await self.member.tensor_versions(model)
+                await asyncio.sleep(RETRY_S)
 
     async def set_instance_counts(self, model: str, config: InstanceCountsConfig) -> None:
         """Sets how many instances a model of the repository has. The next router does so anyway."""

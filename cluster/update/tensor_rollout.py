@@ -6,7 +6,8 @@
 
 A step lasts `canary_s` seconds at least, and until `min_requests` requests have ended on the new version. What is
 judged are the requests of that step alone. A version that does not serve may only be loading at a router that has just
-begun: it is waited for, and the others have its requests meanwhile.
+begun: it is waited for, and the others have its requests meanwhile. Where a router is followed by another one, the step
+begins anew: what waited for that router says nothing about the versions.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class TensorRollout:
     _begun_s: float = 0.0
     _gone_s: float | None = None  # since when the new version does not serve
     _then: tuple[VersionLoad, VersionLoad] = field(default_factory=lambda: (VersionLoad(), VersionLoad()))
+    _seen: tuple[VersionLoad, VersionLoad] = field(default_factory=lambda: (VersionLoad(), VersionLoad()))
 
     @property
     def is_over(self) -> bool:
@@ -53,8 +55,12 @@ class TensorRollout:
             return self._wait_for_version(now_s)
         self._gone_s = None
         loads = by_version[self.new], by_version.get(self.old, VersionLoad())
+        before, self._seen = self._seen, loads
         if not self._num_begun:
             return self._begin_step(now_s, loads)
+        if any(now.num_ended < then.num_ended for now, then in zip(loads, before, strict=True)):  # of another router
+            self._begun_s, self._then = now_s, loads
+            return None
         new, old = (since(now, then) for now, then in zip(loads, self._then, strict=True))
         if now_s - self._begun_s < self.options.canary_s or new.num_ended < self.options.min_requests:
             return None

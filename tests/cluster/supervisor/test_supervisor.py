@@ -47,6 +47,13 @@ async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
 
 
 @scenario
+async def test_how_versions_do_is_asked_of_the_next_router_too() -> None:
+    async with serving("decode") as it:
+        it.router.num_unanswered = 1
+        assert await it.supervisor.router.tensor_versions("encoder") is not None
+
+
+@scenario
 async def test_a_group_that_is_removed_is_drained_and_not_started_again() -> None:
     async with serving("decode", "prefill") as it:
         await it.supervisor.remove(it.managed("decode-0"), migrate=False)

@@ -125,3 +125,16 @@ def test_a_version_that_the_next_router_has_still_to_load_keeps_its_share() -> N
     plant.times = before
     plant.look()
     assert plant.splits[-1] == {"1": 50.0, "2": 50.0}
+
+
+def test_what_waited_for_the_next_router_does_not_count() -> None:
+    plant = Plant()
+    plant.serve(100)
+    plant.look(0)
+    plant.times = {"1": LogMoments(), "2": LogMoments()}
+    plant.serve(60, new_s=0.5)
+    plant.look()
+    assert plant.rollout.phase == "canary"
+    plant.serve(60)
+    plant.look()
+    assert plant.splits[-1] == {"1": 50.0, "2": 50.0}

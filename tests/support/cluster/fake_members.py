@@ -83,6 +83,7 @@ class FakeRouter(FakeMember):
     drained_in: list[int] = field(default_factory=list)  # which of its incarnations were drained themselves
     dies_in_drain: bool = False  # its first incarnation
     knows_workers: bool = True
+    num_unanswered: int = 0  # calls of `tensor_versions`
     hangs: bool = False  # its first incarnation
     thawed: asyncio.Event = field(default_factory=asyncio.Event)
     node_id: str = "node"
@@ -126,7 +127,10 @@ class FakeRouter(FakeMember):
     def forget_model(self, model: str) -> None: ...
     async def set_tensor_versions(self, model: str, config: TensorVersionsConfig) -> None: ...
     async def tensor_versions(self, model: str) -> TensorVersionsStatus | None:
-        return None
+        if self.num_unanswered > 0:
+            self.num_unanswered -= 1
+            raise ConnectionError("there is no router")
+        return TensorVersionsStatus(())
 
     async def set_instance_counts(self, model: str, config: InstanceCountsConfig) -> None: ...
     async def instances_status(self, model: str) -> list[InstancesStatus]:
