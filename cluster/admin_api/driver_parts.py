@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,7 +66,8 @@ def one_model(fleet: FleetView, model: str | None) -> str:
 class DriverParts:
     """`tokens` are what callers must present. `decisions` are those of the planner, None if it is not enabled.
     `files` watch those of each model. `changes` is the history; in tests it is kept in memory. `tensors` are the
-    versions of the models of a repository, `instances` the numbers of their instances."""
+    versions of the models of a repository, `instances` the numbers of their instances. `memory_warning` says why the
+    host has too little memory for so many groups of each model and role, None if it has enough; it reads files."""
 
     fleet: FleetView
     state: ClusterState
@@ -79,3 +80,4 @@ class DriverParts:
     models: ModelsPort | None = None
     tensors: TensorVersionsPort | None = None
     instances: InstanceCountsPort | None = None
+    memory_warning: Callable[[Mapping[str, Mapping[Role, int]]], str | None] = lambda _: None

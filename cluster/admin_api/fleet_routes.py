@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,14 +13,14 @@ from pydantic import BaseModel, Field
 
 from slipstream.cluster.admin_api.any_text import allow_any_text
 from slipstream.cluster.admin_api.caller import Caller
-from slipstream.cluster.admin_api.driver_parts import DriverParts, one_model
+from slipstream.cluster.admin_api.driver_parts import DriverParts, FleetView, one_model
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.config.pool_config import MAX_REPLICAS
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState, MemberState
 from slipstream.cluster.fleet.instance_counts_port import InstanceCountsPort
 from slipstream.cluster.history.recorded_fleet import RecordedFleet
 from slipstream.router.config.instance_counts_config import InstanceCountsConfig
-from slipstream.router.protocol.messages import Role
+from slipstream.router.protocol.messages import ROLES, Role
 from slipstream.router.status.instances_status import InstancesStatus
 
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
@@ -159,7 +160,10 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         await RecordedFleet(own, parts.changes, caller, name).scale(question.role, question.replicas)
         state = own.state()
         added = [member.name for member in state.members if member.name not in before]
-        return FleetAnswer.of(state, added, _emptied(state, question.role))
+        warning = _emptied(state, question.role)
+        if added and warning is None:
+            warning = await asyncio.to_thread(parts.memory_warning, _replicas(fleet))
+        return FleetAnswer.of(state, added, warning)
 
     @routes.get("/instances", summary="The instances of tensor models")
     async def show_instances(model: str = "") -> InstancesAnswers:
@@ -214,6 +218,11 @@ def instances_of(parts: DriverParts) -> InstanceCountsPort:
 
 def _model(member: FleetMember | None) -> str:
     return member.model if member is not None else ""
+
+
+def _replicas(fleet: FleetView) -> dict[str, dict[Role, int]]:
+    states = {name: fleet.of_model(name).state() for name in fleet.models}
+    return {name: {role: state.num(role) for role in ROLES} for name, state in states.items()}
 
 
 def _emptied(state: FleetState, role: Role) -> str | None:

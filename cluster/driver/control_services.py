@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from slipstream.cluster.access.admin_token import read_token
 from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.admin_server import AdminServer, operating
 from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.config.loading.config_warnings import Machine, too_little_memory
 from slipstream.cluster.driver.driver_task import DriverTask
 from slipstream.cluster.driver.managed_models import ManagedModels, managed_models
 from slipstream.cluster.driver.urls import port_of, url_of
@@ -28,10 +29,12 @@ from slipstream.cluster.planner.pool_prices import PoolPrices
 from slipstream.cluster.planner.shared.cluster_planner_loop import ClusterPlannerLoop
 from slipstream.cluster.planner.shared.shared_loading import load_cluster_planner, load_shared_planner, shares_of
 from slipstream.cluster.planner.shared.shared_loop import SharedPlannerLoop
+from slipstream.cluster.ray.local_ray import ray_address
 from slipstream.cluster.state.state_file import StateFile
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.process.background_task import in_background
+from slipstream.router.protocol.messages import Role
 
 
 class ControlServices:
@@ -41,6 +44,11 @@ class ControlServices:
         self._console = console
         self._admin_server: AdminServer | None = None
         self._changes = ChangeLog.of_cluster(state_file.state.name, console.event)
+
+    def _memory_warning(self, replicas: Mapping[str, Mapping[Role, int]]) -> str | None:
+        config = self._task.config
+        is_one_host = ray_address(config.ray) is None
+        return too_little_memory(config, Machine.this(), replicas) if is_one_host else None
 
     def listen(self) -> None:
         """Opens the admin API's port. Raises OSError if it cannot listen, ValueError if its token or its certificate
@@ -90,6 +98,7 @@ class ControlServices:
             admin,
             tensors,
             instances,
+            self._memory_warning,
         )
         async with AsyncExitStack() as stack:
             changes.note(DRIVER, "cluster", state.name, "", f"ready (Slipstream {state.slipstream})")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, RayConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine, missing_parts, warnings_about
 from slipstream.cluster.config.loading.overrides import Overrides
 from slipstream.cluster.config.served_config import from_plain
@@ -22,7 +22,7 @@ from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, w
 from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.ray import local_ray
-from slipstream.cluster.ray.local_ray import LocalRay
+from slipstream.cluster.ray.local_ray import LocalRay, ray_address
 from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.sizing.config_choice import ConfigSource, config_source
 from slipstream.cluster.sizing.target_type import ServeTarget
@@ -154,12 +154,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C is enough: what follows is the way out
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Interrupted
-
-
-def ray_address(config: RayConfig) -> str | None:
-    """The address of the existing Ray to use; None: start one of our own."""
-    address = config.address or os.environ.get("RAY_ADDRESS") or None
-    return None if address == "local" else address
 
 
 def describe(config: ClusterConfig, before: ClusterState | None) -> str:

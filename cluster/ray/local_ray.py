@@ -26,7 +26,7 @@ from typing import IO
 
 import psutil
 
-from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, RayConfig
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import RAY_ENDED
 from slipstream.cluster.processes.reaper import Reaper
@@ -198,6 +198,12 @@ def quiet_port() -> int:
             return port
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def ray_address(config: RayConfig) -> str | None:
+    """The address of the existing Ray to use; None: start one of our own."""
+    address = config.address or os.environ.get("RAY_ADDRESS") or None
+    return None if address == "local" else address
 
 
 def offered_cpus(config: ClusterConfig) -> int:

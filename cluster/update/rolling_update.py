@@ -14,7 +14,7 @@ split, and a call that failed need no special code: the next step asks for what 
 version start, all new requests go to the old one, so that no request waits for a version that may never come up.
 
 A step of a canary first exchanges groups until the new version has those that its share takes, then sets the split,
-then is judged, once it has seen enough.
+then is judged, once it has seen enough. Where a router is followed by another one, what is judged begins anew.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class RollingUpdate:
         self._since_s = now
         self._before: dict[str, VersionLoad] | None = None  # the counts when the update began
         self._phase_loads: dict[str, VersionLoad] = {}  # the counts when the phase began
+        self._last_loads: dict[str, VersionLoad] = {}
         self._unready_since_s: dict[str, float] = {}  # by new group
         self._last_states: dict[str, MemberState] = {}
         self._num_deaths = 0
@@ -152,7 +153,11 @@ class RollingUpdate:
                 self._before = dict(loads)
             if not self._phase_loads:
                 self._phase_loads = dict(loads)
-            self._judge(loads, now)
+            if self._are_of_another_router(loads):
+                self._begin_anew(loads, now)
+            else:
+                self._judge(loads, now)
+            self._last_loads = dict(loads)
         self._look_at_starts(fleet, loads is not None, now)
         self._advance(fleet, now)
         if loads is None:
@@ -171,6 +176,16 @@ class RollingUpdate:
         if split != self.split:
             actions.append(SetSplit(self.split, f"{self.phase}: {split_text(self.split)}"))
         return actions
+
+    def _are_of_another_router(self, loads: Mapping[str, VersionLoad]) -> bool:
+        nothing = VersionLoad()
+        return any(loads.get(version, nothing).num_ended < last.num_ended for version, last in self._last_loads.items())
+
+    def _begin_anew(self, loads: Mapping[str, VersionLoad], now: float) -> None:
+        """Requests that waited for the new router say nothing about the versions."""
+        self._before, self._phase_loads = dict(loads), dict(loads)
+        if self.phase in ("mirror", "canary"):
+            self._since_s = now
 
     def _judge(self, loads: Mapping[str, VersionLoad], now: float) -> None:
         if self.phase not in ("mirror", "canary", "rolling"):

@@ -89,10 +89,10 @@ class ReadinessProbe:
         longest = (self._service.max_model_len_of(self._model) or 0) - NUM_TOKENS
         num_tokens = max(1, min(PROMPT_TOKENS, longest))
         request = GenerateRequest(
-            request_id=f"canary-{secrets.token_hex(8)}",
+            request_id=f"readiness-probe-{secrets.token_hex(8)}",
             prompt_ids=[1] * num_tokens,  # a token id that every vocabulary has
             sampling=SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
-            cache_salt=f"canary-{secrets.token_hex(8)}",  # otherwise the second try would find its prompt cached
+            cache_salt=secrets.token_hex(8),  # otherwise the second try would find its prompt cached
             local_prefill_max_tokens=0,
             model=self._model,
         )

@@ -72,11 +72,16 @@ class AdminClient:
             raise CommandError(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
 
     def _hint(self, error: Exception) -> str:
-        """A server closes the connection of a caller without the certificate that it asks for, and says nothing."""
+        """A server closes the connection of a caller without TLS, or without the certificate that it asks for, and says
+        nothing."""
         is_closed = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-        if not is_closed or not self.url.startswith("https:") or self.tls.cert_file is not None:
+        if not is_closed:
             return ""
-        return " (perhaps it asks for a certificate: --cert-file and --key-file)"
+        if not self.url.startswith("https:"):
+            return " (perhaps it speaks TLS: https://)"
+        return (
+            "" if self.tls.cert_file is not None else " (perhaps it asks for a certificate: --cert-file and --key-file)"
+        )
 
 
 class VerifiedHandler(urllib.request.HTTPSHandler):

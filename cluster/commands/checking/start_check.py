@@ -10,10 +10,9 @@ from pathlib import Path
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine
 from slipstream.cluster.config.loading.model_settings import models_by_key
-from slipstream.cluster.driver.driver_process import ray_address
 from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits, check_one_host
-from slipstream.cluster.ray.local_ray import offered_cpus
+from slipstream.cluster.ray.local_ray import offered_cpus, ray_address
 from slipstream.cluster.state import clusters_here, host_folders
 from slipstream.router.extensions.loading import find_extension
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
@@ -15,8 +15,10 @@ from slipstream.cluster.repository.model_dir import model_warnings
 from slipstream.kernels.cpu.native_library import why_not_native
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.process.container_limits import memory_limit, num_cores
+from slipstream.router.protocol.messages import Role
 
 MIB = 2**20
+NOTHING_SCALED: Mapping[str, Mapping[Role, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def warnings_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
         if config.models and not alone.decode.replicas and not config.planner.enabled:
             wait = f"requests of {alone.model.name} wait until `slipstream scale` gives it a worker"
             yield f"{_dotted(key)}decode.replicas is 0, and no planner is enabled: {wait}"
-    yield from _pools_too_large(config, machine)
+    yield from filter(None, [too_little_memory(config, machine)])
     yield from itertools.islice(_too_many_threads(config, machine), 1)
     if config.ray.object_store_mib > machine.memory_mib:
         asked = f"ray.object_store_mib is {config.ray.object_store_mib}"
@@ -82,24 +84,30 @@ def _too_many_threads(config: ClusterConfig, machine: Machine) -> Iterator[str]:
                 yield f"{asked}, and this process may use {machine.num_cores} cores: more threads are slower"
 
 
-def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
-    """Warns if weights, processes and pools exceed this machine's memory or its container's. Judges only what is known
-    to be there, not what is on a GPU or on other machines."""
-    parts = [part for part in all_memory_parts(config) if part.mib]
+def too_little_memory(
+    config: ClusterConfig, machine: Machine, replicas: Mapping[str, Mapping[Role, int]] = NOTHING_SCALED
+) -> str | None:
+    """Why weights, processes and pools exceed this machine's memory or its container's; None: they do not. Judges only
+    what is known to be there, not what is on a GPU or on other machines. `replicas` are those of each model, by name,
+    where they are not as configured. Reads files of the models."""
+    parts = [part for part in all_memory_parts(config, replicas) if part.mib]
     too_large = next((part for part in parts if part.each_mib > machine.memory_mib), None)
     if too_large is not None:
-        yield f"{too_large.said}, and {machine.memory}: a worker refuses to start where so much is not free"
-        return
+        return f"{too_large.said}, and {machine.memory}: a worker refuses to start where so much is not free"
     total_mib = sum(part.mib for part in parts)
-    if total_mib > machine.memory_mib:
-        asked = ", ".join(map(str, parts))
-        yield f"{asked}: together {total_mib} MiB at least, and {machine.memory}: they do not fit on this host alone"
+    if total_mib <= machine.memory_mib:
+        return None
+    asked = ", ".join(map(str, parts))
+    return f"{asked}: together {total_mib} MiB at least, and {machine.memory}: they do not fit on this host alone"
 
 
-def all_memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
+def all_memory_parts(
+    config: ClusterConfig, replicas: Mapping[str, Mapping[Role, int]] = NOTHING_SCALED
+) -> Iterator[MemoryPart]:
     """What the settings of all models ask for on a host, which divide the budget."""
     has_budget = False
-    for key, alone in models_by_key(config):
+    for key, configured in models_by_key(config):
+        alone = _scaled(configured, replicas.get(configured.model.name, {}))
         for part in memory_parts(alone):
             said = part.said
             if said.startswith("budget."):
@@ -111,6 +119,11 @@ def all_memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
                 is_weights = said.startswith(weights)
                 said = f"{weights}{_dotted(key)}path" if is_weights else f"{_dotted(key)}{said}"
             yield replace(part, said=said)
+
+
+def _scaled(alone: ClusterConfig, replicas: Mapping[Role, int]) -> ClusterConfig:
+    prefill, decode = (replace(pool, replicas=replicas.get(role, pool.replicas)) for role, pool in alone.pools())
+    return replace(alone, prefill=prefill, decode=decode)
 
 
 def missing_parts(config: ClusterConfig) -> Iterator[str]:

@@ -3,7 +3,7 @@ import { apiKey } from "./api/secrets";
 import { services } from "./api/services";
 import { ConfirmDialog } from "./parts/confirm";
 import { LazyView, type ViewLoader } from "./parts/lazy_view";
-import { Notices } from "./parts/notices";
+import { dismissErrors, Notices } from "./parts/notices";
 import { Link, route } from "./parts/routing";
 import { SecretButtons } from "./parts/secret_buttons";
 import { SecretDialog } from "./parts/secret_dialog";
@@ -53,7 +53,10 @@ export function App() {
   useEffect(() => {
     document.title = `${view.title} – Slipstream`;
     // Who follows a link by keyboard goes on reading at the new view, and not at the top of the page.
-    if (!isFirst.current) main.current?.focus();
+    if (!isFirst.current) {
+      main.current?.focus();
+      dismissErrors();
+    }
     isFirst.current = false;
   }, [view]);
   return (

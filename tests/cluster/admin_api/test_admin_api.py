@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 
 from slipstream.cluster.access.admin_token import read_token
 from slipstream.cluster.access.token_file import AdminTokens, parse_tokens
+from slipstream.cluster.admin_api import body_limit, uvicorn_server
 from slipstream.cluster.admin_api.admin_app import build_app
 from slipstream.cluster.admin_api.admin_server import AdminServer, operating
 from slipstream.cluster.admin_api.driver_parts import DriverParts
@@ -26,6 +28,7 @@ from slipstream.cluster.admin_api.history_routes import history_routes
 from slipstream.cluster.cli import main
 from slipstream.cluster.config.cluster_config import AdminApiConfig
 from slipstream.cluster.state.cluster_state import ClusterState
+from slipstream.router.protocol.messages import Role
 from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
 TOKEN = "a-token-for-the-tests"
@@ -136,6 +139,20 @@ def test_scaling_names_what_is_new() -> None:
     assert answer.json()["warning"] is None
 
 
+def test_groups_for_which_the_host_has_too_little_memory_start_with_a_warning() -> None:
+    def warning(replicas: Mapping[str, Mapping[Role, int]]) -> str | None:
+        return f"the host has too little for {replicas['model']['decode']}"
+
+    parts = replace(parts_of(FakeFleet(num_decode=2)), memory_warning=warning)
+    said = [
+        asking(parts, lambda c, n=n: c.post("/v1/fleet/scale", json={"role": "decode", "replicas": n})).json()[
+            "warning"
+        ]
+        for n in (99, 1)
+    ]
+    assert said == ["the host has too little for 99", None]
+
+
 @pytest.mark.parametrize(("role", "warning"), [("prefill", "compute prompts themselves"), ("decode", "requests wait")])
 def test_an_empty_pool_is_allowed_with_a_warning(role: str, warning: str) -> None:
     answer = asking(FakeFleet(), lambda client: client.post("/v1/fleet/scale", json={"role": role, "replicas": 0}))
@@ -228,6 +245,32 @@ def test_served_on_a_port_that_listens_before_the_api_is_there() -> None:
                 await client.get("/v1/fleet")
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (b"", b""),
+        (b"GET /v1/fleet HTTP/1.1\r\nHost: a\r\n", b""),
+        (b"GET /v1/none HTTP/1.1\r\nHost: a\r\n\r\nGET /v1/fl", b"HTTP/1.1 404 Not Found"),
+        (b"POST /v1/fleet/scale HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 408 Request Timeout"),
+    ],
+)
+def test_a_caller_that_says_only_half_is_given_up(said: bytes, heard: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_server, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(body_limit, "BODY_TIMEOUT_S", 0.2)
+
+    async def run() -> bytes:
+        port = AdminServer(AdminApiConfig(), 0)
+        async with operating(port, parts_of(FakeFleet())), asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+            writer.write(said)
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+
+    assert asyncio.run(run()).split(b"\r\n")[0] == heard
 
 
 def test_the_token_comes_from_the_file_or_is_a_new_one(tmp_path: Any) -> None:

@@ -198,6 +198,20 @@ def added(one, other):
     )
 
 
+def test_requests_that_waited_for_another_router_say_nothing_about_the_versions():
+    fleet = ToyFleet(0, 2)
+    update = update_of(fleet, canary_percent=10.0, is_automatic=True, canary_s=0.0, min_requests=50)
+    fleet.run(update, lambda: update.phase == "canary")
+    serve_step(fleet, update, load_of(900), load_of(40))
+    fleet.step(update)
+    fleet.loads = {"1": load_of(100), "2": load_of(30, ttft_s=5.0)}  # it has counted since it began
+    fleet.step(update)
+    assert update.phase == "canary"
+    serve_step(fleet, update, load_of(900), load_of(50))
+    fleet.step(update)
+    assert update.phase == "rolling"
+
+
 def test_steps_raise_the_share_with_groups_to_match_and_end_without_an_old_group():
     fleet = ToyFleet(1, 4)
     update = update_of(fleet, steps=(5.0, 50.0, 75.0, 100.0), canary_s=10.0)

@@ -12,7 +12,7 @@ const GOOD_IS_SHOWN_MS = 6000;
 const notices = signal<readonly Notice[]>([]);
 let nextId = 0;
 
-/** Says what has been done, or why something failed. What failed stays until it is dismissed. */
+/** Says what has been done, or why something failed. What failed stays until it is dismissed, or another view is shown. */
 export function note(kind: Notice["kind"], text: string): void {
   const notice = { id: nextId++, kind, text };
   const others = notices.value.filter((one) => one.text !== text);
@@ -26,6 +26,10 @@ export function noteError(error: unknown): void {
 
 export function textOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
+}
+
+export function dismissErrors(): void {
+  notices.value = notices.value.filter((one) => one.kind !== "bad");
 }
 
 function dismiss(id: number): void {

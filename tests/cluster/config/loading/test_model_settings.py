@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from slipstream.cluster.config.loading.config_file import load_config
-from slipstream.cluster.config.loading.config_warnings import Machine, all_memory_parts, warnings_about
+from slipstream.cluster.config.loading.config_warnings import (
+    Machine,
+    all_memory_parts,
+    too_little_memory,
+    warnings_about,
+)
 from slipstream.cluster.config.loading.model_file import entries_of, entry_for_update
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.repository.outlines import Outlines
@@ -101,6 +106,15 @@ def test_the_memory_of_all_models_is_added_up(folder: Path) -> None:
     assert {"the weights in models.0.path", "the weights in models.1.path"} <= parts.keys()
     (warning,) = warnings_about(config, Machine((sum(parts.values()) - 1) << 20, 64))
     assert f"together {sum(parts.values())} MiB at least" in warning
+
+
+def test_the_memory_of_more_groups_than_are_configured_is_judged(folder: Path) -> None:
+    config = load_config(written(folder, TWO))
+    room = Machine(2 * sum(part.mib for part in all_memory_parts(config)) << 20, 64)
+    assert too_little_memory(config, room) is None
+    warning = too_little_memory(config, room, {"chat": {"decode": 99}})
+    assert warning is not None
+    assert "models.0.decode.engine.kv_cache_mib is 64 (99 x 64 MiB)" in warning
 
 
 def test_all_models_divide_one_budget_of_memory(folder: Path) -> None:

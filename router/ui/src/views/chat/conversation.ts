@@ -2,7 +2,7 @@
 import { type Signal, signal } from "@preact/signals";
 import { send } from "../../api/client";
 import { eventsOf } from "../../api/events";
-import { noteError, textOf } from "../../parts/notices";
+import { dismissErrors, noteError, textOf } from "../../parts/notices";
 import { type Answer, beginAnswer, type Chunk, hasText, timesOf, withChunk } from "./answer";
 import { DEFAULTS, fieldsOf, type Settings } from "./settings";
 
@@ -70,7 +70,9 @@ export function clear(): void {
 
 function checkedFields(): Record<string, unknown> | null {
   try {
-    return fieldsOf(settings.value);
+    const fields = fieldsOf(settings.value);
+    dismissErrors(); // of the try before
+    return fields;
   } catch (error) {
     noteError(error);
     return null;

@@ -1,0 +1,1 @@
+import{O as e,w as t}from"./index-7VfkE6o8.js";function n(n,r,i){let[a,o]=e(i);return t(()=>{let e=n.current;if(!e)return;let t=()=>o(Math.max(r,Math.min(i,e.clientWidth)));t();let a=new ResizeObserver(t);return a.observe(e),()=>a.disconnect()},[r,i]),a}export{n as t};

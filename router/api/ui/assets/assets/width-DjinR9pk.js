@@ -1,1 +1,0 @@
-import{C as e,D as t}from"./index-CDvy0xzg.js";function n(n,r,i){let[a,o]=t(i);return e(()=>{let e=n.current;if(!e)return;let t=()=>o(Math.max(r,Math.min(i,e.clientWidth)));t();let a=new ResizeObserver(t);return a.observe(e),()=>a.disconnect()},[r,i]),a}export{n as t};
