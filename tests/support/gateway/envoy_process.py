@@ -59,11 +59,15 @@ def program() -> str:
     return found
 
 
-def config_of(port: int, admin_port: int, servers: Mapping[str, Servers]) -> dict[str, Any]:
+def config_of(port: int, admin_port: int, servers: Mapping[str, Servers], num_retries: int | None) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
     config["admin"]["address"]["socket_address"]["port_value"] = admin_port
     [listener] = config["static_resources"]["listeners"]
     listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": port}
+    if num_retries is not None:
+        [chain] = listener["filter_chains"]
+        [host] = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
+        host["retry_policy"]["num_retries"] = num_retries
     for cluster in config["static_resources"]["clusters"]:
         cluster["health_checks"][0] |= {"interval": "0.1s", "no_traffic_interval": "0.1s"}
         cluster["load_assignment"]["endpoints"] = [
@@ -83,11 +87,13 @@ def config_of(port: int, admin_port: int, servers: Mapping[str, Servers]) -> dic
 
 
 @asynccontextmanager
-async def envoy(folder: Path, servers: Mapping[str, Servers]) -> AsyncIterator[EnvoyProcess]:
-    """Envoy before these servers of each cluster, once it uses them."""
+async def envoy(
+    folder: Path, servers: Mapping[str, Servers], num_retries: int | None = None
+) -> AsyncIterator[EnvoyProcess]:
+    """Envoy before these servers of each cluster, once it uses them. `num_retries`: other than configured."""
     process = EnvoyProcess(free_port(), free_port())
     path = folder / "envoy.json"
-    path.write_text(json.dumps(config_of(process.port, process.admin_port, servers)))
+    path.write_text(json.dumps(config_of(process.port, process.admin_port, servers, num_retries)))
     command = [program(), "-c", str(path), "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning"]
     with (folder / "envoy.log").open("wb") as log:
         running = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
