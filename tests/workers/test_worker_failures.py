@@ -172,7 +172,8 @@ def test_a_drained_worker_finishes_refuses_and_exits(workers: Workers, by: str) 
         drained.send(Drain())
     drained.wait(Credits, lambda c: (c.free_slots, c.free_pages, c.free_tokens) == (0, 0, 0))
     drained.generate(request("late", prompt(5)))
-    assert drained.wait_failed("late").retryable
+    refusal = drained.wait_failed_or_lost("late")
+    assert refusal is None or refusal.retryable
     chunks = drained.wait_chunks("last", 450)
     assert chunks[-1].finish_reason == "length"
     assert sum(len(chunk.token_ids) for chunk in chunks) == 450

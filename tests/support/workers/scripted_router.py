@@ -97,6 +97,15 @@ class Connection:
     def wait_failed(self, request_id: str, attempt: int = 0) -> Failed:
         return self.wait(Failed, lambda m: (m.request_id, m.attempt) == (request_id, attempt))
 
+    def wait_failed_or_lost(self, request_id: str) -> Failed | None:
+        """None: the worker has ended, without a word about a request that was too late for it."""
+
+        def found() -> tuple[Failed | None] | None:
+            failed = next((m for m in self._messages if isinstance(m, Failed) and m.request_id == request_id), None)
+            return (failed,) if failed is not None or self.is_lost else None
+
+        return self._router.wait(found, f"an answer of {self.hello.worker.name}")[0]
+
     def chunks(self, request_id: str, attempt: int = 0) -> list[TokenChunk]:
         outputs = self.all(StepOutput)
         return [c for o in outputs for c in o.chunks if (c.request_id, c.attempt) == (request_id, attempt)]

@@ -42,9 +42,9 @@ def test_a_request_leaves_no_cycle_of_objects(path: str, body: object) -> None:
             gc.collect()
             gc.disable()
             try:
-                for _ in range(10):
+                for _ in range(100):
                     await ask()
-                assert gc.collect() < 10
+                assert gc.collect() < 50  # some may be of threads of tests before; with a cycle for each, there are 100
             finally:
                 gc.enable()
             await client.close()
