@@ -45,7 +45,7 @@ def run_driver(guardian: GuardianLink, target: ServeTarget | None, overrides: Ov
     """Serves a configuration, or one that is chosen for a model (`sizing.serve_target`), to the end. Returns the exit
     code; everything else is reported at the terminal."""
     try:
-        _end_when_told()  # a signal may have come already
+        _end_on_signal()  # a signal may have come already
         return _run(guardian, target, overrides, timings)
     except Interrupted:
         console.error("interrupted before it was up")
@@ -143,7 +143,7 @@ def _serve(task: DriverTask, address: str | None) -> int:
         return 1
 
 
-def _end_when_told() -> None:
+def _end_on_signal() -> None:
     """The guardian blocks signals until there is somebody to handle them."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -36,7 +36,15 @@ from slipstream.cluster.fleet.update_plan import (
     VersionLoad,
 )
 from slipstream.cluster.update.group_exchange import GroupExchange
-from slipstream.cluster.update.verdict import MIN_COMPARED, comparison, failing, much_slower, since, worse
+from slipstream.cluster.update.verdict import (
+    MIN_COMPARED,
+    comparison,
+    failing,
+    is_counted_anew,
+    much_slower,
+    since,
+    worse,
+)
 from slipstream.router.protocol.messages import ROLES, Role
 
 DECODE_FIRST: tuple[Role, Role] = ("decode", "prefill")  # if there is little room, decode groups get it
@@ -153,7 +161,7 @@ class RollingUpdate:
                 self._before = dict(loads)
             if not self._phase_loads:
                 self._phase_loads = dict(loads)
-            if self._are_of_another_router(loads):
+            if any(is_counted_anew(loads.get(name, VersionLoad()), last) for name, last in self._last_loads.items()):
                 self._begin_anew(loads, now)
             else:
                 self._judge(loads, now)
@@ -176,10 +184,6 @@ class RollingUpdate:
         if split != self.split:
             actions.append(SetSplit(self.split, f"{self.phase}: {split_text(self.split)}"))
         return actions
-
-    def _are_of_another_router(self, loads: Mapping[str, VersionLoad]) -> bool:
-        nothing = VersionLoad()
-        return any(loads.get(version, nothing).num_ended < last.num_ended for version, last in self._last_loads.items())
 
     def _begin_anew(self, loads: Mapping[str, VersionLoad], now: float) -> None:
         """Requests that waited for the new router say nothing about the versions."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from slipstream.cluster.fleet.update_plan import Phase, UpdateEvent, UpdateOptions, VersionLoad
-from slipstream.cluster.update.verdict import CONFIDENCE, is_slower, more_errors, since, slower_text
+from slipstream.cluster.update.verdict import CONFIDENCE, is_counted_anew, is_slower, more_errors, since, slower_text
 from slipstream.router.status.tensor_versions_status import TensorVersionsStatus, TensorVersionStatus
 
 ALL = 100.0
@@ -58,7 +58,7 @@ class TensorRollout:
         before, self._seen = self._seen, loads
         if not self._num_begun:
             return self._begin_step(now_s, loads)
-        if any(now.num_ended < then.num_ended for now, then in zip(loads, before, strict=True)):  # of another router
+        if any(map(is_counted_anew, loads, before)):
             self._begun_s, self._then = now_s, loads
             return None
         new, old = (since(now, then) for now, then in zip(loads, self._then, strict=True))

@@ -30,9 +30,14 @@ ITL_SLACK_S = 0.005
 Z = NormalDist().inv_cdf(CONFIDENCE)
 
 
+def is_counted_anew(now: VersionLoad, then: VersionLoad) -> bool:
+    """Whether another router counts than then, which began with zero."""
+    return now.num_requests < then.num_requests or now.num_ended < then.num_ended
+
+
 def since(now: VersionLoad, then: VersionLoad) -> VersionLoad:
-    """What was counted between two looks. A router that was restarted counts from zero."""
-    if now.num_requests < then.num_requests or now.num_ended < then.num_ended:
+    """What was counted between two looks, as far as the router that counts now has seen it."""
+    if is_counted_anew(now, then):
         return now
     return VersionLoad(
         now.num_requests - then.num_requests,

@@ -93,8 +93,8 @@ class FrontProcess:
         self._dispatcher: RemoteDispatcher | None = None
         self._server: HttpServer[ExchangeContext] | None = None
         self._count: Callable[[], Counts]
-        self._told: Counts | None = None
-        self._told_s = 0.0  # of the loop's clock
+        self._sent: Counts | None = None
+        self._sent_s = 0.0  # of the loop's clock
         self._tell_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -162,8 +162,8 @@ class FrontProcess:
         """What was counted until now, and again in a while."""
         self._stop_sending()
         counts, loop = self._count(), asyncio.get_running_loop()
-        if counts != self._told or loop.time() - self._told_s >= HEARTBEAT_S:
-            self._told, self._told_s = counts, loop.time()
+        if counts != self._sent or loop.time() - self._sent_s >= HEARTBEAT_S:
+            self._sent, self._sent_s = counts, loop.time()
             self._link.send(counts)
         self._tell_timer = loop.call_later(TELL_COUNTS_S, self._tell_counts)
 

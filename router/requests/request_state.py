@@ -58,7 +58,7 @@ class RequestState:
     failed_on: set[PeerId] = field(default_factory=set)
     failed_versions: set[str] = field(default_factory=set)  # versions that may have been at fault for a failure
     forecast: OutputForecast = UNFORESEEN  # of the length of its answer, made on arrival
-    retention: RetentionHint | None = None  # what its workers are told about its pages
+    retention: RetentionHint | None = None  # what its workers keep its pages for
     num_scored: int = 0  # prompt tokens behind the first whose log-probabilities have come
     num_to_score: int = field(init=False)  # of so many they are wanted
 

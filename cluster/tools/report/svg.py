@@ -66,7 +66,7 @@ def _curves(plot: Plot) -> str:
         radius = 2 if plot.kind == "points" else 3 if len(drawn) <= MAX_TITLES and plot.kind == "line" else 0
         step = max(1, len(drawn) // (MAX_DOTS if plot.kind == "points" else MAX_TITLES))
         for px, py, x, y in drawn[::step]:
-            words = _told(plot, series.name, number(x), y)
+            words = _title(plot, series.name, number(x), y)
             dot = f"<circle class='p' cx='{px:.1f}' cy='{py:.1f}' r='{radius}'/>" if radius else ""
             parts.append(f"<g>{dot}<circle class='h' cx='{px:.1f}' cy='{py:.1f}' r='7'/><title>{words}</title></g>")
         parts.append("</g>")
@@ -112,7 +112,7 @@ def _bars(plot: Plot) -> str:
             top, bottom = sorted((up.place(y), up.place(0.0)))
             parts.append(
                 f"<rect class='b' x='{left:.1f}' y='{top:.1f}' width='{max(bar - 1, 1):.1f}' "
-                f"height='{max(bottom - top, 0.5):.1f}'><title>{_told(plot, series.name, label, y)}</title></rect>"
+                f"height='{max(bottom - top, 0.5):.1f}'><title>{_title(plot, series.name, label, y)}</title></rect>"
             )
             if series.lows:
                 low, high = series.lows[number_of_bar], series.highs[number_of_bar]
@@ -213,6 +213,6 @@ def _x_ticks(across: Axis) -> str:
     )
 
 
-def _told(plot: Plot, name: str, x: str, y: float) -> str:
+def _title(plot: Plot, name: str, x: str, y: float) -> str:
     who = f"{name}: " if name else ""
     return escape(f"{who}{plot.y_label} {number(y)} at {plot.x_label} {x}")

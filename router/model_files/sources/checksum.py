@@ -27,7 +27,7 @@ class Checksum:
     value: str
 
     def matches(self, path: Path) -> bool | None:
-        """Whether the file has this checksum; None if that cannot be told. Reads all of it. Raises OSError."""
+        """Whether the file has this checksum; None if that cannot be known. Reads all of it. Raises OSError."""
         if self.kind == "s3_multipart":
             return _matches_parts(path, self.value)
         digest = _digest(self.kind, path.stat().st_size)

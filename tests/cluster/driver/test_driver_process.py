@@ -63,7 +63,7 @@ def test_the_state_is_left_to_the_guardian_however_a_driver_ends(
         return code
 
     monkeypatch.setattr(driver_process, "_serve", serve)
-    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)  # handlers of signals are the test runner's
+    monkeypatch.setattr(driver_process, "_end_on_signal", lambda: None)  # handlers of signals are the test runner's
     monkeypatch.setattr(GuardianLink, "is_alive", has_guardian)
     assert run_driver(guardians[True], LOCAL, NAMED, timings=False) == code
     assert [path.exists() for path in paths] == [has_guardian]
@@ -156,7 +156,7 @@ def test_a_cluster_that_was_killed_is_told_of_by_the_next_one_of_its_name(
     folder.mkdir()
     state_file.write(folder / "mine.json", ClusterState("mine", 2**22, 1.0, str(LOCAL), "m"))  # above all pids
     monkeypatch.setattr(driver_process, "_serve", lambda task, address: 0)
-    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
+    monkeypatch.setattr(driver_process, "_end_on_signal", lambda: None)
     assert run_driver(guardians[False], LOCAL, NAMED, timings=False) == 0
     assert "the cluster that was called mine has ended: its guardian (pid 4194304) was killed" in capfd.readouterr().err
 
@@ -176,7 +176,7 @@ def test_the_next_driver_goes_on_with_what_was_served_whatever_has_become_of_the
         return 1
 
     monkeypatch.setattr(driver_process, "_serve", serve)
-    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
+    monkeypatch.setattr(driver_process, "_end_on_signal", lambda: None)
     run_driver(guardians[False], path, Overrides("mine", 0), timings=False)
     if becomes is None:
         path.unlink()
@@ -198,7 +198,7 @@ def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
     old = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m", served={"model": {"from": "before"}})
     state_file.write(folder / "mine.json", old)
     monkeypatch.setattr(driver_process, "_serve", lambda task, address: tasks.append(task) or 0)
-    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
+    monkeypatch.setattr(driver_process, "_end_on_signal", lambda: None)
     assert run_driver(guardian, LOCAL, NAMED, timings=False) == 0
     assert [task.config for task in tasks] == [NAMED.load(LOCAL)]
 
@@ -209,6 +209,6 @@ def test_a_signal_that_came_before_the_driver_could_handle_it_is_an_end_in_order
     def end() -> None:
         raise driver_process.Interrupted
 
-    monkeypatch.setattr(driver_process, "_end_when_told", end)
+    monkeypatch.setattr(driver_process, "_end_on_signal", end)
     assert run_driver(guardians[False], LOCAL, NAMED, timings=False) == INTERRUPTED
     assert capfd.readouterr().err == "slipstream: interrupted before it was up\n"
