@@ -27,6 +27,7 @@ from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.rope_config import Rope
 from slipstream.workers.models.interface.model import GreedyTokens
 from slipstream.workers.models.interface.step_batch import StepBatch
 
@@ -102,7 +103,24 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     config = ModelConfig(
-        "llama", VOCAB_SIZE, 8, 8, 1, 1, 1, 2, 1e-5, 1e4, None, 2048, (None,), *[False] * 5, "float32", (1,)
+        family="llama",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        rms_norm_eps=1e-5,
+        rope=Rope(1e4),
+        max_position_embeddings=2048,
+        layer_windows=(None,),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tie_word_embeddings=False,
+        dtype="float32",
     )
     if args.profile:
         engine = engine_of(NullGreedyModel(config), 0.0, args.profile)
